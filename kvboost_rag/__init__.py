@@ -1,0 +1,37 @@
+"""Turn retrieved documents into KV once and reuse it wherever a retriever puts them in the prompt."""
+
+import logging
+
+from kvboost_rag.engine import KVBoostEngine, Located, Scored
+from kvboost_rag.errors import (
+    ContextWindowError,
+    EngineClosedError,
+    KVBoostError,
+    ModelOutputError,
+    UnsupportedModelError,
+)
+from kvboost_rag.prompt import Layout
+from kvboost_rag.report import Report, Result, Stats
+from kvboost_rag.types import Document, Span, SpanKind
+
+__all__ = [
+    "ContextWindowError",
+    "Document",
+    "EngineClosedError",
+    "KVBoostEngine",
+    "KVBoostError",
+    "Layout",
+    "Located",
+    "ModelOutputError",
+    "Report",
+    "Result",
+    "Scored",
+    "Span",
+    "SpanKind",
+    "Stats",
+    "UnsupportedModelError",
+]
+
+__version__ = "0.1.0"
+
+logging.getLogger("kvboost_rag").addHandler(logging.NullHandler())

@@ -1,0 +1,112 @@
+"""A rendered prompt to its pieces: documents that are known, and everything between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from kvboost_rag.prompt import Segment
+from kvboost_rag.registry import Registered, Registry
+from kvboost_rag.tokens import Tokens
+from kvboost_rag.types import Document, Match, Piece, TokenIds
+
+__all__ = ["Composer"]
+
+NOT_INDEXED = "not indexed"
+OTHER_TEXT = "its text differs from the indexed version"
+NO_OFFSETS = "cut, and the tokenizer tells no character offsets"
+
+
+class Composer:
+    """Finds documents in text and tokenises every piece by itself.
+
+    Parameters
+    ----------
+    registry
+        The known documents.
+    tokens
+        The tokenizer.
+    """
+
+    def __init__(self, registry: Registry, tokens: Tokens) -> None:
+        self._registry = registry
+        self._tokens = tokens
+
+    def pieces(self, segments: Sequence[Segment], *, raw: bool) -> list[Piece]:
+        """Turn segments into pieces.
+
+        Parameters
+        ----------
+        segments
+            The rendered prompt.
+        raw
+            Whether the tokenizer's own beginning (as BOS) is still missing.
+        """
+        start = self._tokens.start(segments[0].text) if raw else np.empty(0, dtype=np.int64)
+        pieces = [Piece(start)]
+        for segment in segments:
+            if segment.document is not None:
+                pieces.append(self._given(segment.document))
+            else:
+                pieces += self._found(segment.text)
+        return _joined(pieces)
+
+    def _given(self, document: Document) -> Piece:
+        """Make the piece of a document that the caller handed over apart."""
+        text = document.text.strip()
+        known = self._registry.get(document.id)
+        if known is None:
+            known, reason = self._by_text(text), NOT_INDEXED
+        else:
+            reason = OTHER_TEXT
+        if known is None or known.text != text:
+            return Piece(self._tokens.document(text), document.id, reason)
+        return Piece(self._ids(known), known.document.id)
+
+    def _by_text(self, text: str) -> Registered | None:
+        for registered, match in self._registry.locate(text):
+            if match.complete and match.end - match.start == len(text):
+                return registered
+        return None
+
+    def _found(self, text: str) -> Iterator[Piece]:
+        """Cut text around the documents it holds."""
+        done = 0
+        for registered, match in self._registry.locate(text):
+            yield Piece(self._tokens.template(text[done : match.start]))
+            piece, done = self._located(registered, match)
+            yield piece
+        yield Piece(self._tokens.template(text[done:]))
+
+    def _located(self, registered: Registered, match: Match) -> tuple[Piece, int]:
+        """Make the piece of a located document; also return where the text goes on behind it."""
+        if match.complete:
+            return Piece(self._ids(registered), registered.document.id), match.end
+        length = match.end - match.start
+        ids, offsets = self._tokens.document_with_offsets(registered.text)
+        if offsets is None:
+            cut = registered.text[:length]
+            return Piece(self._tokens.document(cut), registered.document.id, NO_OFFSETS), match.end
+        # Only whole tokens of the document are a hit; what the cut left of the next one is text that follows.
+        whole = next((i for i, (_, end) in enumerate(offsets) if end > length), len(offsets))
+        end = offsets[whole - 1][1] if whole else 0
+        return Piece(ids[:whole], registered.document.id), match.start + end
+
+    def _ids(self, registered: Registered) -> TokenIds:
+        if registered.chunks:
+            return np.concatenate([chunk.token_ids for chunk in registered.chunks])
+        return self._tokens.document(registered.text)
+
+
+def _joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """Drop empty pieces and join neighbouring text."""
+    out: list[Piece] = []
+    for piece in pieces:
+        if not len(piece.token_ids):
+            continue
+        if out and piece.document_id is None and out[-1].document_id is None:
+            out[-1] = Piece(np.concatenate([out[-1].token_ids, piece.token_ids]))
+        else:
+            out.append(piece)
+    return out

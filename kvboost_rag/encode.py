@@ -1,0 +1,171 @@
+"""Documents to canonical KV: encoded once, after a context that no prompt has any part in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from kvboost_rag.chunking import Chunker
+from kvboost_rag.errors import ContextWindowError
+from kvboost_rag.keys import chain, content_key, prefix_seed
+from kvboost_rag.model import KVCache, ModelRunner
+from kvboost_rag.rope import unrotate
+from kvboost_rag.tokens import Tokens
+from kvboost_rag.types import Chunk, ChunkKey, ChunkKV, Document, TokenIds
+
+__all__ = ["CanonicalContext", "Encoder"]
+
+# Rows times padded length of one ingest forward: enough to fill a CPU's caches, small enough for any memory.
+_BATCH_TOKENS = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class CanonicalContext:
+    """What every document is encoded after.
+
+    Parameters
+    ----------
+    token_ids
+        The head (beginning of text, template, system text, lead-in), then generic documents if there are any.
+    key
+        Prefix key of the context; part of the identity of every chunk encoded after it.
+    """
+
+    token_ids: TokenIds
+    key: str
+
+    @classmethod
+    def of(cls, fingerprint: str, token_ids: TokenIds) -> CanonicalContext:
+        """Make the context of these tokens for the model with this fingerprint."""
+        return cls(token_ids, chain(prefix_seed(fingerprint), token_ids))
+
+
+class Encoder:
+    """Cuts documents into chunks and computes their KV.
+
+    Parameters
+    ----------
+    runner
+        Runs the model.
+    tokens
+        Tokenises documents.
+    chunker
+        Chooses the chunks' boundaries.
+    context
+        What documents are encoded after.
+    fingerprint
+        Of the model, part of every key.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, tokens: Tokens, chunker: Chunker, context: CanonicalContext, fingerprint: str
+    ) -> None:
+        self._runner = runner
+        self._tokens = tokens
+        self._chunker = chunker
+        self._fingerprint = fingerprint
+        self.context = context
+        self._context_kv = self._encode_context()
+
+    @property
+    def context_kv(self) -> KVCache:
+        """KV of the canonical context, at positions ``0 .. len(context) - 1``."""
+        return self._context_kv
+
+    def _encode_context(self) -> KVCache:
+        ids = torch.from_numpy(self.context.token_ids).to(self._runner.device)
+        cache = self._runner.new_cache(len(ids))
+        if len(ids):
+            positions = torch.arange(len(ids), device=ids.device)
+            self._runner.encode(ids[None], positions, positions, cache, len(ids))
+        return cache
+
+    def chunks(self, document: Document) -> tuple[Chunk, ...]:
+        """Cut a document into chunks, with their keys.
+
+        Raises
+        ------
+        ValueError
+            If the document holds no text.
+        ContextWindowError
+            If it does not fit the model's context window behind the canonical context.
+        """
+        text = document.text.strip()
+        ids, offsets = self._tokens.document_with_offsets(text)
+        if not len(ids):
+            raise ValueError(f"document {document.id!r} is empty; leave it out or give it text")
+        window, needed = self._runner.architecture.max_positions, len(self.context.token_ids) + len(ids)
+        if window is not None and needed > window:
+            raise ContextWindowError(
+                f"document {document.id!r} has {len(ids)} tokens, {needed} with the canonical context, but the "
+                f"model's context window is {window}; split it into passages"
+            )
+        return self._cut(document.id, ids, self._chunker.boundaries(text, offsets))
+
+    def _cut(self, document_id: str, ids: TokenIds, ends: Sequence[int]) -> tuple[Chunk, ...]:
+        chunks, key, start = [], self.context.key, 0
+        for index, end in enumerate(ends):
+            part = ids[start:end]
+            key = chain(key, part)
+            chunks.append(Chunk(ChunkKey(key, content_key(self._fingerprint, part)), document_id, index, part))
+            start = end
+        return tuple(chunks)
+
+    def encode(self, documents: Sequence[Sequence[Chunk]]) -> Iterator[list[ChunkKV]]:
+        """Compute KV, in batches of documents of similar length.
+
+        Parameters
+        ----------
+        documents
+            The chunks of each document.
+
+        Yields
+        ------
+        list[ChunkKV]
+            All chunks of one document, in an order of documents that is not the given one.
+        """
+        ids = [np.concatenate([chunk.token_ids for chunk in chunks]) for chunks in documents]
+        for batch in _batches([len(i) for i in ids]):
+            for row, keys, values in self._encode_batch([ids[i] for i in batch]):
+                yield _sliced(documents[batch[row]], keys, values)
+
+    def _encode_batch(self, ids: Sequence[TokenIds]) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+        runner, context = self._runner, len(self.context.token_ids)
+        width = max(len(i) for i in ids)
+        # Padding stands behind a document's own tokens, where causal attention never looks.
+        padded = np.stack([np.pad(i, (0, width - len(i)), mode="edge") for i in ids])
+        cache = runner.new_cache(context + width, len(ids))
+        cache.keys[:, :, :, :context] = self._context_kv.keys
+        cache.values[:, :, :, :context] = self._context_kv.values
+        slots = torch.arange(context, context + width, device=runner.device)
+        runner.encode(torch.from_numpy(padded).to(runner.device), slots, slots, cache, context + width)
+        cos, sin = runner.architecture.rotary_tables(context, context + width)
+        for row, own in enumerate(ids):
+            end = context + len(own)
+            keys = unrotate(cache.keys[:, row, :, context:end], cos[: len(own)], sin[: len(own)])
+            yield row, keys, cache.values[:, row, :, context:end]
+
+
+def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Group indexes so that rows times the longest length stays under the batch size."""
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and (len(batch) + 1) * lengths[i] > _BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def _sliced(chunks: Sequence[Chunk], keys: torch.Tensor, values: torch.Tensor) -> list[ChunkKV]:
+    """Cut ``[layers, kv_heads, tokens, head_dim]`` into chunks that own their memory."""
+    entries, start = [], 0
+    for chunk in chunks:
+        end = start + len(chunk.token_ids)
+        entries.append(ChunkKV(chunk, keys[:, :, start:end].clone(), values[:, :, start:end].clone()))
+        start = end
+    return entries

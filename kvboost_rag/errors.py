@@ -1,0 +1,31 @@
+"""Exceptions a user can meet; every message names the remedy."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ContextWindowError",
+    "EngineClosedError",
+    "KVBoostError",
+    "ModelOutputError",
+    "UnsupportedModelError",
+]
+
+
+class KVBoostError(Exception):
+    """Base of every exception that kvboost_rag raises on purpose."""
+
+
+class UnsupportedModelError(KVBoostError, ValueError):
+    """The model's positions are not a rotation of the keys, so its KV can not be moved."""
+
+
+class ContextWindowError(KVBoostError, ValueError):
+    """Prompt and answer together do not fit the model's context window."""
+
+
+class ModelOutputError(KVBoostError, RuntimeError):
+    """The model produced logits that are not numbers."""
+
+
+class EngineClosedError(KVBoostError, RuntimeError):
+    """The engine was used after ``close()``."""

@@ -1,0 +1,20 @@
+"""The only package that touches transformers' model internals."""
+
+from kvboost_rag.model.architecture import Architecture
+from kvboost_rag.model.cache import KVCache
+from kvboost_rag.model.fingerprint import fingerprint
+from kvboost_rag.model.plain import PlainSession
+from kvboost_rag.model.runner import ModelRunner
+from kvboost_rag.model.steering import Chooser, Probe
+from kvboost_rag.model.support import check_support
+
+__all__ = [
+    "Architecture",
+    "Chooser",
+    "KVCache",
+    "ModelRunner",
+    "PlainSession",
+    "Probe",
+    "check_support",
+    "fingerprint",
+]

@@ -1,0 +1,37 @@
+"""The model as transformers runs it, without any reuse: for ``reuse="off"`` and models that can not reuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+__all__ = ["PlainSession"]
+
+_CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
+
+
+class PlainSession:
+    """A prefill followed by single steps over the model's own cache, whatever its kind.
+
+    Parameters
+    ----------
+    model
+        Any causal language model of transformers.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._carried: dict[str, Any] = {}
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Append ``[tokens]`` int64 to the session; return the last token's logits ``[vocabulary]`` in float32."""
+        ids = token_ids[None].to(self._model.device)
+        out = self._model(input_ids=ids, use_cache=True, **self._carried)
+        # Looked up among the keys, because asking a recent transformers for an old name warns.
+        self._carried = {name: out[name] for name in list(out.keys()) if name in _CACHE_NAMES}
+        logits: Tensor = out.logits[0, -1].float()
+        return logits

@@ -1,0 +1,109 @@
+"""The check at load: does moving this model's KV give what the model itself would compute?"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvboost_rag.model.architecture import refuse
+from kvboost_rag.model.cache import KVCache
+from kvboost_rag.model.runner import ModelRunner
+from kvboost_rag.rope import rotate, unrotate
+
+__all__ = ["check_support"]
+
+_TOKENS = 24
+_OFFSET = 37
+
+
+def check_support(model: PreTrainedModel) -> ModelRunner:
+    """Refuse a model whose KV can not be moved, and return the runner of one whose KV can.
+
+    A short text is encoded at two offsets. Position-free keys and values of every layer must agree, and so must the
+    logits of a forward that finds the first half of its tokens in a cache, against the model run by itself.
+
+    Parameters
+    ----------
+    model
+        A causal language model of transformers.
+
+    Returns
+    -------
+    ModelRunner
+        Ready to use.
+
+    Raises
+    ------
+    UnsupportedModelError
+        With the model's name, the cause and the remedy.
+    """
+    _check_build(model)
+    runner = ModelRunner(model)
+    ids = _sample_ids(model)
+    near, far = _encode_at(runner, ids, 0), _encode_at(runner, ids, _OFFSET)
+    _compare_positions(runner, near, far)
+    _compare_logits(runner, ids, far)
+    return runner
+
+
+def _check_build(model: PreTrainedModel) -> None:
+    config = model.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise refuse(model, "it is an encoder-decoder")
+    if getattr(config, "kv_lora_rank", None):
+        raise refuse(model, "its keys and values are compressed together (multi-head latent attention)")
+    if getattr(config, "alibi", False):
+        raise refuse(model, "it encodes positions by ALiBi")
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise refuse(model, "its forward takes no position_ids (ALiBi, or a recurrent model)")
+
+
+def _sample_ids(model: PreTrainedModel) -> Tensor:
+    tokens = torch.arange(_TOKENS, device=model.device)
+    return (tokens * 7919 + 13) % model.config.vocab_size
+
+
+def _encode_at(runner: ModelRunner, ids: Tensor, offset: int) -> KVCache:
+    slots = torch.arange(_TOKENS, device=runner.device)
+    cache = runner.new_cache(_TOKENS)
+    try:
+        runner.encode(ids[None], slots + offset, slots, cache, _TOKENS)
+    except (TypeError, RuntimeError, IndexError, KeyError, AttributeError, ValueError) as error:
+        raise refuse(runner.model, f"its layers do not run over a prepared cache ({error})") from error
+    return cache
+
+
+def _compare_positions(runner: ModelRunner, near: KVCache, far: KVCache) -> None:
+    a = runner.architecture
+    free_near = unrotate(near.keys, *a.rotary_tables(0, _TOKENS))
+    free_far = unrotate(far.keys, *a.rotary_tables(_OFFSET, _OFFSET + _TOKENS))
+    for layer in range(a.layers):
+        for name, one, other in (("keys", free_near, free_far), ("values", near.values, far.values)):
+            if not _close(one[layer], other[layer], a.dtype):
+                raise refuse(runner.model, f"the {name} of layer {layer} depend on the position beyond a rotation")
+
+
+def _compare_logits(runner: ModelRunner, ids: Tensor, far: KVCache) -> None:
+    """Place the far encoding of the first half at the front, as a request does, and compute the second half."""
+    a, half = runner.architecture, _TOKENS // 2
+    expected = runner.plain_logits(ids)
+    cache = runner.new_cache(_TOKENS)
+    free = unrotate(far.keys[:, :, :, :half], *a.rotary_tables(_OFFSET, _OFFSET + half))
+    cache.keys.fill_(1.0)
+    cache.values.fill_(1.0)
+    cache.keys[:, :, :, :half] = rotate(free, *a.rotary_tables(0, half))
+    cache.values[:, :, :, :half] = far.values[:, :, :, :half]
+    positions = torch.arange(half, _TOKENS, device=runner.device)
+    got = runner.forward(ids[half:], positions, cache, _TOKENS)
+    if not _close(got, expected, a.dtype):
+        raise refuse(runner.model, "a forward over moved KV does not give the logits of the model run by itself")
+
+
+def _close(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    tolerance = 1e-3 if dtype == torch.float32 else 5e-2
+    one, other = one.float(), other.float()
+    scale = float(one.abs().max()) + 1e-6
+    return bool((one - other).abs().max() <= tolerance * scale)

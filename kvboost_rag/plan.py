@@ -1,0 +1,135 @@
+"""Which parts of a prompt are reused, and from where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvboost_rag.keys import chain
+from kvboost_rag.prefix import PrefixHit
+from kvboost_rag.store import ChunkStore
+from kvboost_rag.types import Chunk, Piece, Placement, Plan, Span, SpanKind, TokenIds
+
+__all__ = ["Planner"]
+
+EARLIER_TURN = "computed over approximate documents in an earlier prompt"
+NOT_STORED = "its KV is not in the store"
+OTHER_HISTORY = "encoded after another history"
+OTHER_DOCUMENT = "the same tokens, encoded in another document"
+LAST_TOKEN = "the last token is always computed"
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Looks up every piece of a prompt.
+
+    Parameters
+    ----------
+    store
+        Holds the chunks.
+    chunks_of
+        Document id -> its chunks, empty if it is not indexed.
+    seed
+        Prefix key of no tokens at all.
+    context_key
+        Prefix key of the canonical context.
+    """
+
+    store: ChunkStore
+    chunks_of: Callable[[str], Sequence[Chunk]]
+    seed: str
+    context_key: str
+
+    def plan(self, pieces: Sequence[Piece], hit: PrefixHit | None) -> Plan:
+        """Decide for every token of a prompt.
+
+        Parameters
+        ----------
+        pieces
+            The prompt; at least one token.
+        hit
+            An earlier prompt that begins alike.
+        """
+        ids = np.concatenate([piece.token_ids for piece in pieces])
+        reused = min(hit.tokens, len(ids) - 1) if hit else 0
+        spans: list[Span] = []
+        placements: list[Placement] = []
+        start = 0
+        for piece in pieces:
+            end = start + len(piece.token_ids)
+            if hit and start < reused:
+                spans += _from_prefix(hit, start, min(end, reused), piece.document_id)
+            if end > reused:
+                planned = list(self._piece(piece, ids, start, max(start, reused)))
+                spans += _merged([span for span, _ in planned])
+                placements += [placement for _, placement in planned if placement]
+            start = end
+        return Plan(ids, tuple(_last_computed(spans)), tuple(placements), reused)
+
+    def _piece(
+        self, piece: Piece, ids: TokenIds, start: int, first: int
+    ) -> Iterator[tuple[Span, Placement | None]]:
+        """Plan the tokens from ``first`` on of a piece that begins at ``start``."""
+        end = start + len(piece.token_ids)
+        chunks = self.chunks_of(piece.document_id) if piece.document_id is not None and not piece.reason else ()
+        if not chunks:
+            yield Span(first, end, SpanKind.COMPUTED, piece.document_id, piece.reason or ""), None
+            return
+        same_history = chain(self.seed, ids[:start]) == self.context_key
+        for chunk in chunks:
+            begin, stop = max(start, first), min(start + len(chunk.token_ids), end)
+            if begin < stop:
+                yield self._chunk(chunk, piece.document_id, same_history, begin, stop, begin - start)
+            start += len(chunk.token_ids)
+
+    def _chunk(
+        self, chunk: Chunk, document_id: str | None, same_history: bool, begin: int, stop: int, offset: int
+    ) -> tuple[Span, Placement | None]:
+        entry = self.store.get(chunk.key.prefix, chunk.token_ids)
+        kind, reason = (SpanKind.EXACT, "") if same_history else (SpanKind.APPROXIMATE, OTHER_HISTORY)
+        if entry is None:
+            entry = self.store.find(chunk.key.content, chunk.token_ids)
+            kind, reason = SpanKind.APPROXIMATE, OTHER_DOCUMENT
+        if entry is None:
+            return Span(begin, stop, SpanKind.COMPUTED, document_id, NOT_STORED), None
+        placement = Placement(begin, entry, offset, offset + stop - begin)
+        return Span(begin, stop, kind, document_id, reason), placement
+
+
+def _from_prefix(hit: PrefixHit, start: int, end: int, document_id: str | None) -> Iterator[Span]:
+    """Describe reused tokens ``start .. end - 1`` of an earlier prompt."""
+    if start < hit.exact:
+        yield Span(start, min(end, hit.exact), SpanKind.EXACT, document_id)
+        start = min(end, hit.exact)
+    for span in hit.prefix.spans:
+        begin, stop = max(start, span.start), min(end, span.end)
+        if begin >= stop:
+            continue
+        if span.kind in (SpanKind.COMPUTED, SpanKind.EXACT):
+            yield Span(begin, stop, SpanKind.APPROXIMATE, document_id, span.reason or EARLIER_TURN)
+        else:
+            yield Span(begin, stop, span.kind, document_id, span.reason)
+
+
+def _last_computed(spans: list[Span]) -> list[Span]:
+    """Give the last token to the forward, which has to return its logits."""
+    last = spans[-1]
+    if last.kind is SpanKind.COMPUTED:
+        return spans
+    kept = [replace(last, end=last.end - 1)] if last.tokens > 1 else []
+    return [*spans[:-1], *kept, Span(last.end - 1, last.end, SpanKind.COMPUTED, last.document_id, LAST_TOKEN)]
+
+
+def _merged(spans: Sequence[Span]) -> Iterator[Span]:
+    """Join the chunks of one piece that share a history, so that each approximate span begins at a seam."""
+    current = spans[0]
+    for span in spans[1:]:
+        alike = (span.kind, span.reason) == (current.kind, current.reason)
+        if alike and span.reason != OTHER_DOCUMENT:
+            current = replace(current, end=span.end)
+        else:
+            yield current
+            current = span
+    yield current

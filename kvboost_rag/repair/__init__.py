@@ -1,0 +1,82 @@
+"""Repair methods: which reused tokens are computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvboost_rag.repair.base import Repair
+from kvboost_rag.repair.cacheblend import CacheBlend
+from kvboost_rag.repair.none import NoRepair
+from kvboost_rag.repair.random import RandomRepair
+from kvboost_rag.repair.selective import Selective
+
+__all__ = ["CacheBlend", "NoRepair", "RandomRepair", "Repair", "Selective", "parse_repair"]
+
+# name -> (class, the field that the bare value sets, the options with their types)
+_METHODS: dict[str, tuple[Callable[..., Repair], str | None, dict[str, Callable[[str], Any]]]] = {
+    "none": (NoRepair, None, {}),
+    "selective": (Selective, "tokens", {"tokens": int}),
+    "random": (RandomRepair, "ratio", {"ratio": float, "seed": int}),
+    "cacheblend": (
+        CacheBlend,
+        "ratio",
+        {"ratio": float, "probe_layer": int, "deviation": str, "gradual": lambda text: _boolean(text)},
+    ),
+}
+
+
+def parse_repair(spec: str | Repair) -> Repair:
+    """Turn a specification into a repair method.
+
+    Parameters
+    ----------
+    spec
+        ``name[:value][:option=value ...]``, as ``selective:16`` or ``cacheblend:0.15:deviation=keys``; a method before
+        ``+`` seeds the one behind it, as ``selective:8+cacheblend:0.15``. An object passes through.
+
+    Raises
+    ------
+    ValueError
+        Naming what is not understood and what is known.
+    """
+    if isinstance(spec, Repair):
+        return spec
+    parts = spec.split("+")
+    method = _parse_one(parts[0], None)
+    for part in parts[1:]:
+        method = _parse_one(part, method)
+    return method
+
+
+def _parse_one(text: str, seed: Repair | None) -> Repair:
+    name, *fields = text.strip().split(":")
+    if name not in _METHODS:
+        raise ValueError(f"unknown repair {name!r}; known are {', '.join(_METHODS)}")
+    make, main, options = _METHODS[name]
+    arguments: dict[str, Any] = {}
+    for field in fields:
+        option, equals, value = field.partition("=")
+        if not equals:
+            option, value = main or "", field
+        if option not in options or option in arguments:
+            raise ValueError(f"repair {name!r} does not understand {field!r}; its options are {', '.join(options)}")
+        arguments[option] = _convert(name, option, value, options[option])
+    if seed is None:
+        return make(**arguments)
+    if name != "cacheblend":
+        raise ValueError(f"only cacheblend takes a seed, as in selective:8+cacheblend:0.15; {name!r} does not")
+    return make(**arguments, seed=seed)
+
+
+def _convert(name: str, option: str, value: str, convert: Callable[[str], Any]) -> Any:
+    try:
+        return convert(value)
+    except ValueError as error:
+        raise ValueError(f"repair {name!r}: {option} can not be {value!r}") from error
+
+
+def _boolean(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError(text)
+    return text == "true"

@@ -1,0 +1,108 @@
+"""One prompt whose KV is complete, and its answer growing behind it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvboost_rag.model import KVCache, ModelRunner, PlainSession
+from kvboost_rag.types import Span, SpanKind, TokenIds
+
+__all__ = ["PlainAnswer", "ReusingAnswer", "Session"]
+
+
+class Session(Protocol):
+    """What decoding needs."""
+
+    logits: Tensor
+    spans: tuple[Span, ...]
+
+    def step(self, token_id: int) -> Tensor:
+        """Run one token; return the next one's logits, ``[vocabulary]`` float32."""
+
+    def score(self, token_ids: TokenIds) -> Tensor:
+        """Run given tokens; return the logits before each of them, ``[tokens, vocabulary]`` float32."""
+
+
+class ReusingAnswer:
+    """An answer over an assembled cache, which is long enough from the start.
+
+    Parameters
+    ----------
+    runner, cache
+        The model and the prompt's KV.
+    logits
+        ``[vocabulary]`` float32 of the prompt's last token.
+    spans
+        Of the prompt.
+    token_ids
+        The prompt.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, cache: KVCache, logits: Tensor, spans: tuple[Span, ...], token_ids: TokenIds
+    ) -> None:
+        self.logits = logits
+        self.spans = spans
+        self.cache = cache
+        self._runner = runner
+        self._ids = token_ids.tolist()
+
+    def step(self, token_id: int) -> Tensor:
+        """Run one token."""
+        self._ids.append(token_id)
+        length = len(self._ids)
+        ids = torch.tensor([token_id, length - 1], device=self._runner.device)
+        return self._runner.forward(ids[:1], ids[1:], self.cache, length)
+
+    def score(self, token_ids: TokenIds) -> Tensor:
+        """Run given tokens; the last one needs no forward."""
+        start, inputs = len(self._ids), token_ids[:-1]
+        if not len(inputs):
+            return self.logits[None]
+        self._ids += inputs.tolist()
+        ids = torch.from_numpy(inputs).to(self._runner.device)
+        positions = torch.arange(start, start + len(inputs), device=ids.device)
+        return torch.cat([self.logits[None], self._runner.score(ids, positions, self.cache, len(self._ids))])
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """Prompt and answer, as far as their KV exists."""
+        return np.asarray(self._ids, dtype=np.int64)
+
+    @property
+    def all_spans(self) -> tuple[Span, ...]:
+        """Spans of prompt and answer."""
+        end = self.spans[-1].end
+        answer = [Span(end, len(self._ids), SpanKind.COMPUTED)] if len(self._ids) > end else []
+        return (*self.spans, *answer)
+
+
+class PlainAnswer:
+    """An answer without any reuse, over the model's own cache.
+
+    Parameters
+    ----------
+    session
+        A fresh session.
+    token_ids
+        The prompt.
+    spans
+        Of the prompt, all of them computed.
+    """
+
+    def __init__(self, session: PlainSession, token_ids: TokenIds, spans: tuple[Span, ...]) -> None:
+        self._session = session
+        self.spans = spans
+        self.logits = session.forward(torch.from_numpy(token_ids))
+
+    def step(self, token_id: int) -> Tensor:
+        """Run one token."""
+        return self._session.forward(torch.tensor([token_id]))
+
+    def score(self, token_ids: TokenIds) -> Tensor:
+        """Run given tokens, one at a time."""
+        return torch.stack([self.logits, *(self.step(int(i)) for i in token_ids[:-1])])

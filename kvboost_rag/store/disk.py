@@ -1,0 +1,211 @@
+"""Chunks on disk: one safetensors file each, written atomically, checked on every read."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from kvboost_rag.store.base import ChunkStore, logger, same_tokens
+from kvboost_rag.types import Chunk, ChunkKey, ChunkKV, TokenIds
+
+__all__ = ["ChunkFile", "DiskStore", "read_headers"]
+
+_SUFFIX = ".kv.safetensors"
+_DAMAGE = (OSError, SafetensorError, KeyError, ValueError, RuntimeError)
+
+
+@dataclass(frozen=True)
+class ChunkFile:
+    """What the header of one file says."""
+
+    path: Path
+    fingerprint: str
+    key: ChunkKey
+    document_id: str
+    index: int
+    tokens: int
+    nbytes: int
+
+
+class DiskStore(ChunkStore):
+    """Keep chunks in a folder that several processes may share.
+
+    Parameters
+    ----------
+    folder
+        Created if missing.
+    fingerprint
+        Only entries with this fingerprint are seen; others may live in the same folder.
+
+    Raises
+    ------
+    ValueError
+        If the folder can not be created or written.
+    """
+
+    def __init__(self, folder: Path, fingerprint: str) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"cache folder {folder} can not be used ({error}); give a writable folder") from error
+        self._folder = folder
+        self._fingerprint = fingerprint
+        self._files: dict[str, ChunkFile] = {}
+        self._by_content: dict[str, dict[str, None]] = {}
+        for file in read_headers(folder):
+            if file.fingerprint == fingerprint:
+                self._index(file)
+
+    def _index(self, file: ChunkFile) -> None:
+        self._files[file.key.prefix] = file
+        self._by_content.setdefault(file.key.content, {})[file.key.prefix] = None
+
+    def put(self, entry: ChunkKV) -> bool:
+        """Write a chunk under a temporary name and rename it; False (and a log line) if the disk refuses."""
+        if entry.chunk.key.prefix in self._files:
+            return True
+        path = self._folder / f"{entry.chunk.key.prefix}{_SUFFIX}"
+        try:
+            _write_atomically(path, _serialise(entry, self._fingerprint))
+        except OSError as error:
+            logger.warning("chunk %s was not written to disk: %s", entry.chunk.key.prefix, error)
+            return False
+        self._index(_chunk_file(path, entry, self._fingerprint))
+        return True
+
+    def get(self, prefix: str, token_ids: TokenIds) -> ChunkKV | None:
+        """Read and check a chunk."""
+        file = self._files.get(prefix)
+        if file is None:
+            return None
+        try:
+            entry = _read(file)
+        except _DAMAGE as error:
+            logger.warning("%s can not be used (%s): treated as a miss", file.path.name, error)
+            self._forget(file.key)
+            return None
+        return entry if same_tokens(entry, token_ids) else None
+
+    def find(self, content: str, token_ids: TokenIds) -> ChunkKV | None:
+        """Read the first chunk with this content key."""
+        for prefix in list(self._by_content.get(content, ())):
+            entry = self.get(prefix, token_ids)
+            if entry is not None:
+                return entry
+        return None
+
+    def delete(self, key: ChunkKey) -> None:
+        """Remove a chunk's file."""
+        file = self._files.get(key.prefix)
+        if file is not None:
+            self._forget(key)
+            file.path.unlink(missing_ok=True)
+
+    def _forget(self, key: ChunkKey) -> None:
+        del self._files[key.prefix]
+        siblings = self._by_content[key.content]
+        del siblings[key.prefix]
+        if not siblings:
+            del self._by_content[key.content]
+
+    def __contains__(self, prefix: object) -> bool:
+        """Whether a chunk with this prefix key is indexed."""
+        return prefix in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the prefix keys."""
+        return iter(list(self._files))
+
+    def __len__(self) -> int:
+        """Count the chunks."""
+        return len(self._files)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files of this fingerprint."""
+        return sum(file.nbytes for file in self._files.values())
+
+
+def read_headers(folder: Path) -> Iterator[ChunkFile]:
+    """Read every chunk file's header in a folder; damaged ones are logged and passed over."""
+    for path in sorted(folder.glob(f"*{_SUFFIX}")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                meta = file.metadata() or {}
+            key = ChunkKey(meta["prefix"], meta["content"])
+            yield ChunkFile(
+                path, meta["fingerprint"], key, meta["document_id"], int(meta["index"]), int(meta["tokens"]),
+                path.stat().st_size,
+            )
+        except _DAMAGE as error:
+            logger.warning("%s is not a readable chunk file (%s): passed over", path.name, error)
+
+
+def _chunk_file(path: Path, entry: ChunkKV, fingerprint: str) -> ChunkFile:
+    chunk = entry.chunk
+    return ChunkFile(
+        path, fingerprint, chunk.key, chunk.document_id, chunk.index, len(chunk.token_ids), path.stat().st_size
+    )
+
+
+def _serialise(entry: ChunkKV, fingerprint: str) -> bytes:
+    chunk = entry.chunk
+    tensors = {
+        "keys": entry.keys.to("cpu").contiguous(),
+        "values": entry.values.to("cpu").contiguous(),
+        "token_ids": torch.from_numpy(np.ascontiguousarray(chunk.token_ids)),
+    }
+    meta = {
+        "fingerprint": fingerprint,
+        "prefix": chunk.key.prefix,
+        "content": chunk.key.content,
+        "document_id": chunk.document_id,
+        "index": str(chunk.index),
+        "tokens": str(len(chunk.token_ids)),
+        "checksum": _checksum(tensors),
+    }
+    return save(tensors, metadata=meta)
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    digest = xxhash.xxh3_128()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()
+
+
+def _write_atomically(path: Path, payload: bytes) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(payload)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _read(file: ChunkFile) -> ChunkKV:
+    with safe_open(file.path, framework="pt") as opened:
+        meta = opened.metadata() or {}
+        tensors = {name: opened.get_tensor(name) for name in ("keys", "values", "token_ids")}
+    if meta.get("checksum") != _checksum(tensors):
+        raise ValueError("its checksum does not match")
+    if (meta["prefix"], meta["content"], meta["fingerprint"]) != (file.key.prefix, file.key.content, file.fingerprint):
+        raise ValueError("its header changed")
+    chunk = Chunk(file.key, file.document_id, file.index, tensors["token_ids"].numpy())
+    return ChunkKV(chunk, tensors["keys"], tensors["values"])

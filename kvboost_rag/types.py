@@ -1,0 +1,228 @@
+"""Frozen dataclasses that travel between the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+__all__ = [
+    "Chunk",
+    "ChunkKV",
+    "ChunkKey",
+    "Document",
+    "Match",
+    "Piece",
+    "Placement",
+    "Plan",
+    "Span",
+    "SpanKind",
+    "TokenIds",
+]
+
+TokenIds = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Document:
+    """What a retriever returns.
+
+    Parameters
+    ----------
+    id
+        Identity of the document. Adding the same id with another text replaces the document.
+    text
+        The text as it appears in prompts; white space around it does not count.
+    version
+        Free label of the caller, shown in reports; the text alone decides whether KV is still valid.
+    metadata
+        Anything the caller wants back; never read by the engine.
+    """
+
+    id: str
+    text: str
+    version: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Match:
+    """A registered document found in a text.
+
+    Parameters
+    ----------
+    handle
+        The number under which the document was registered with the locator.
+    start, end
+        Character offsets in the searched text; the matched text is a prefix of the stripped document.
+    complete
+        Whether the whole document was found; otherwise it is cut at its end.
+    """
+
+    handle: int
+    start: int
+    end: int
+    complete: bool
+
+
+@dataclass(frozen=True)
+class ChunkKey:
+    """The two keys of a chunk, as 32 hexadecimal digits each.
+
+    Parameters
+    ----------
+    prefix
+        Chained over the fingerprint and every token the model saw up to the chunk's end: equal means exact.
+    content
+        Over the fingerprint and the chunk's own tokens: equal means the same tokens after another history.
+    """
+
+    prefix: str
+    content: str
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """A slice of a document's tokens, the unit of storage."""
+
+    key: ChunkKey
+    document_id: str
+    index: int
+    token_ids: TokenIds
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkKV:
+    """Keys and values of a chunk.
+
+    Parameters
+    ----------
+    chunk
+        Which tokens these are.
+    keys
+        ``[layers, kv_heads, tokens, head_dim]``, without rotation (position-free), the model's dtype.
+    values
+        The same shape.
+    """
+
+    chunk: Chunk
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys, values and token ids."""
+        return int(self.keys.nbytes + self.values.nbytes + self.chunk.token_ids.nbytes)
+
+
+class SpanKind(str, Enum):
+    """Where the KV of a token came from."""
+
+    EXACT = "exact"
+    APPROXIMATE = "approximate"
+    RECOMPUTED = "recomputed"
+    COMPUTED = "computed"
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A part of the prompt, tokenised by itself.
+
+    Parameters
+    ----------
+    token_ids
+        The tokens of the piece.
+    document_id
+        The document this is, or None for text between documents.
+    reason
+        Why a document is not reused, when something other than a missing entry is the cause.
+    """
+
+    token_ids: TokenIds
+    document_id: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Span:
+    """A run of prompt tokens with one origin.
+
+    Parameters
+    ----------
+    start, end
+        Token positions in the prompt.
+    kind
+        Where the KV came from.
+    document_id
+        The document, or None for other text.
+    reason
+        Why it is not an exact hit; empty where nothing is to be said.
+    """
+
+    start: int
+    end: int
+    kind: SpanKind
+    document_id: str | None = None
+    reason: str = ""
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """Stored KV and where it goes.
+
+    Parameters
+    ----------
+    position
+        Prompt position of the first placed token.
+    entry
+        The stored chunk.
+    start, end
+        Which of the chunk's tokens are placed.
+    """
+
+    position: int
+    entry: ChunkKV
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What of a prompt is reused and what is computed.
+
+    Parameters
+    ----------
+    token_ids
+        The whole prompt.
+    spans
+        Cover the prompt without gap or overlap, in order.
+    placements
+        Stored chunks to place.
+    prefix_tokens
+        How many leading tokens come from the prefix cache as they are; no repair touches them.
+    """
+
+    token_ids: TokenIds
+    spans: tuple[Span, ...]
+    placements: tuple[Placement, ...]
+    prefix_tokens: int
+
+    @property
+    def repairable(self) -> list[Span]:
+        """Approximate spans that were placed by this plan, each with a seam at its start."""
+        return [s for s in self.spans if s.kind is SpanKind.APPROXIMATE and s.start >= self.prefix_tokens]
+
+    @property
+    def computed(self) -> list[Span]:
+        """Spans without KV."""
+        return [s for s in self.spans if s.kind is SpanKind.COMPUTED]

@@ -1,0 +1,181 @@
+"""The exact limits: where reuse must equal a full prefill, or a slow reference that uses no cache at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from reference import reference_logits
+from tiny import FAMILIES, tiny_model, tiny_tokenizer
+
+from kvboost_rag import Document, KVBoostEngine
+from kvboost_rag.chunking import AdaptiveChunker
+from kvboost_rag.prompt import Layout
+from kvboost_rag.rope import rotate, unrotate
+from kvboost_rag.types import SpanKind
+
+TEXTS = {
+    "zebra": "The zebra ran over the plain. It was fast and striped, and it saw a lion.\n\nThen it ran home.",
+    "music": "A fugue begins with one voice alone. Others join, one by one, each with the same theme.",
+    "rain": "Rain falls. Rivers rise! Who knows why the sea is never full, though all rivers run to it?",
+}
+DOCUMENTS = [Document(i, t) for i, t in TEXTS.items()]
+ANSWER = list(b"It ran home, I think.")
+FULL = ("random:1.0", "cacheblend:1.0", "selective:100000")
+
+
+def make_engine(family: str, **options) -> KVBoostEngine:
+    engine = KVBoostEngine(tiny_model(family), tiny_tokenizer(), chunker=AdaptiveChunker(target=24), **options)
+    engine.add_documents(DOCUMENTS)
+    return engine
+
+
+kept_engine = cache(make_engine)
+
+
+@pytest.fixture(params=FAMILIES)
+def engine(request: pytest.FixtureRequest):
+    with make_engine(request.param) as made:
+        yield made
+
+
+def full_logits(engine: KVBoostEngine, documents: list[str]) -> torch.Tensor:
+    return engine.score("Why did it run?", ANSWER, documents=documents, reuse=False).logits
+
+
+@pytest.mark.parametrize("repair", FULL)
+def test_limit_1_recomputing_everything_equals_full_prefill(engine, repair):
+    documents = ["music", "zebra", "rain", "zebra"]
+    got = engine.score("Why did it run?", ANSWER, documents=documents, repair=repair)
+    assert got.report.tokens(SpanKind.APPROXIMATE) == 0
+    assert got.report.tokens(SpanKind.RECOMPUTED) > 150
+    assert (got.logits - full_logits(engine, documents)).abs().max() < 1e-3
+
+
+def test_limit_1_can_fail(engine):
+    documents = ["music", "zebra", "rain", "zebra"]
+    got = engine.score("Why did it run?", ANSWER, documents=documents, repair="none")
+    assert (got.logits - full_logits(engine, documents)).abs().max() > 1e-2
+
+
+def test_limit_2_a_document_after_its_canonical_head_is_exact(engine):
+    got = engine.score("Why did it run?", ANSWER, documents=["zebra"], repair="none")
+    report = got.report
+    assert report.tokens(SpanKind.APPROXIMATE) == report.tokens(SpanKind.RECOMPUTED) == 0
+    exact = {s.document_id: s.tokens for s in report.spans if s.kind is SpanKind.EXACT}
+    assert exact["zebra"] == len(TEXTS["zebra"])
+    assert exact[None] > 10
+    assert (got.logits - full_logits(engine, ["zebra"])).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("offset", [1, 57, 300])
+def test_limit_3_rotated_keys_equal_fresh_ones(family, offset):
+    engine = make_engine(family)
+    runner = engine._runner
+    ids = torch.from_numpy(engine._tokens.document(TEXTS["zebra"]))[None]
+    tokens = ids.shape[1]
+    slots = torch.arange(tokens)
+    caches = [runner.new_cache(tokens) for _ in range(2)]
+    runner.encode(ids, slots, slots, caches[0], tokens)
+    runner.encode(ids, slots + offset, slots, caches[1], tokens)
+    a = runner.architecture
+    moved = rotate(unrotate(caches[0].keys, *a.rotary_tables(0, tokens)), *a.rotary_tables(offset, offset + tokens))
+    scale = caches[1].keys.abs().max()
+    assert (moved - caches[1].keys).abs().max() < 1e-4 * max(1.0, scale)
+    assert (caches[0].values - caches[1].values).abs().max() < 1e-4 * max(1.0, caches[1].values.abs().max())
+    assert (caches[0].keys - caches[1].keys).abs().max() > 1e-2
+
+
+@dataclass(frozen=True)
+class Part:
+    """A document (whole or cut) or other text in a generated prompt."""
+
+    text: str
+
+
+cut_documents = st.builds(
+    lambda name, keep: Part(TEXTS[name][:keep].strip()),
+    st.sampled_from(sorted(TEXTS)),
+    st.integers(min_value=66, max_value=200),
+)
+gaps = st.sampled_from(["", "\n\n", " and ", "\n---\nSource: x\n", "unknown text "]).map(Part)
+prompts = st.lists(st.one_of(cut_documents, gaps), min_size=1, max_size=6).map(
+    lambda parts: "".join(p.text for p in parts) + "\nWhy?"
+)
+
+
+def planned(engine: KVBoostEngine, text: str):
+    pieces = engine._composer.pieces(engine._renderer.render(text, (), {}), raw=True)
+    ids = np.concatenate([piece.token_ids for piece in pieces])
+    return engine._planner.plan(pieces, engine._prefixes.match(ids, "none"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("repair", ["none", "selective:5", "random:0.3"])
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(text=prompts)
+def test_limit_4_any_layout_equals_the_slow_reference(family, repair, text):
+    engine = kept_engine(family)
+    got = engine.score(text, ANSWER[:1], repair=repair)
+    expected = reference_logits(engine, planned(engine, text), got.report.spans)
+    assert (got.logits[0] - expected).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_limit_4_sees_a_wrong_position(family):
+    engine, text = kept_engine(family), TEXTS["rain"] + "\n" + TEXTS["zebra"] + "\nWhy?"
+    got = engine.score(text, ANSWER[:1], repair="none")
+    assert got.report.tokens(SpanKind.APPROXIMATE) == len(TEXTS["rain"] + TEXTS["zebra"])
+    right, wrong = (reference_logits(engine, planned(engine, text), got.report.spans, shift=s) for s in (0, 1))
+    assert (got.logits[0] - right).abs().max() < 1e-3
+    assert (got.logits[0] - wrong).abs().max() > 1e-2
+
+
+def test_limit_5_streamed_text_is_the_answer(engine):
+    options = {"documents": ["music", "rain"], "max_tokens": 24, "temperature": 0.0}
+    whole = engine.generate("Why?", **options)
+    stream = engine.stream("Why?", **options)
+    assert "".join(delta.text for delta in stream) == whole.text
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_limit_5_reuse_off_equals_generate(family):
+    model, tokenizer = tiny_model(family), tiny_tokenizer()
+    text = "Once upon a time there was a " + TEXTS["zebra"]
+    ids = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+    expected = model.generate(ids, do_sample=False, max_new_tokens=24)[0, ids.shape[1] :].tolist()
+    for engine in (make_engine(family), KVBoostEngine(model, tokenizer, reuse="off")):
+        result = engine.generate(text, max_tokens=24, temperature=0.0, reuse=False)
+        assert list(result.token_ids) == [i for i in expected if i != tokenizer.eos_token_id]
+
+
+def test_limit_5_exact_reuse_equals_generate(engine):
+    options = {"documents": ["zebra"], "max_tokens": 24, "temperature": 0.0}
+    assert engine.generate("Why?", **options).token_ids == engine.generate("Why?", reuse=False, **options).token_ids
+
+
+def test_limit_6_memory_accounting_equals_the_real_bytes(engine):
+    store = engine._store
+    tensors = [t for prefix in store for t in (store._entries[prefix].keys, store._entries[prefix].values)]
+    ids = sum(store._entries[prefix].chunk.token_ids.nbytes for prefix in store)
+    storage = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    assert engine.stats.store_bytes == sum(storage.values()) + ids
+    tokens = sum(len(t) for t in TEXTS.values())
+    assert engine.stats.document_tokens == tokens
+    assert sum(storage.values()) == tokens * engine._runner.architecture.bytes_per_token
+
+
+@pytest.mark.parametrize("layout", [Layout(), Layout(system="Be brief.", lead_in="", separator="\n#\n")])
+def test_the_head_of_a_layout_is_the_canonical_context(layout):
+    engine = make_engine("llama", layout=layout)
+    report = engine.generate("Why?", documents=["rain", "music"], max_tokens=1).report
+    assert report.spans[0].kind is SpanKind.EXACT
+    assert report.spans[0].document_id is None
+    assert report.spans[1].kind is SpanKind.EXACT
+    assert report.spans[1].document_id == "rain"

@@ -1,0 +1,103 @@
+"""Tiny models of several families and a tokenizer for them, built in code."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<bos>")
+WINDOW = 64
+
+SHAPE = {
+    "vocab_size": 264,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+    # Large enough that attention matters: with the usual 0.02 a wrong position would hardly show.
+    "initializer_range": 0.25,
+    "pad_token_id": 257,
+    "bos_token_id": 258,
+    "eos_token_id": 257,
+}
+
+CONFIGS = {
+    "llama": lambda: LlamaConfig(**SHAPE),
+    "llama3-scaled": lambda: LlamaConfig(
+        **SHAPE,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
+    ),
+    "yarn": lambda: LlamaConfig(
+        **SHAPE,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 256,
+        },
+    ),
+    "qwen2": lambda: Qwen2Config(**SHAPE),
+    "qwen3": lambda: Qwen3Config(**SHAPE),
+    "mistral": lambda: MistralConfig(**SHAPE, sliding_window=None),
+    "mistral-sliding": lambda: MistralConfig(**SHAPE, sliding_window=WINDOW),
+    "phi3": lambda: Phi3Config(**SHAPE, sliding_window=None),
+    "gemma2": lambda: Gemma2Config(**SHAPE, sliding_window=WINDOW, query_pre_attn_scalar=16),
+    "olmo2": lambda: Olmo2Config(**SHAPE),
+}
+FAMILIES = tuple(CONFIGS)
+
+
+@cache
+def tiny_model(family: str, seed: int = 0, attention: str | None = None) -> PreTrainedModel:
+    """A random model of a family, float32, in eval mode."""
+    torch.manual_seed(seed)
+    options = {"attn_implementation": attention} if attention else {}
+    model = AutoModelForCausalLM.from_config(CONFIGS[family](), **options)
+    return model.eval().requires_grad_(False)
+
+
+@cache
+def tiny_tokenizer(template: bool = True) -> PreTrainedTokenizerFast:
+    """Byte-level tokenizer without merges: 256 bytes and three special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token="<bos>",
+        eos_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>"],
+        clean_up_tokenization_spaces=False,
+    )
+    if template:
+        tokenizer.chat_template = TEMPLATE
+    return tokenizer
