@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from .types import Document
+from kvboost_rag.types import Document
 
 __all__ = ["DemoQuestion", "demo_documents", "demo_questions", "read_folder"]
 
@@ -57,7 +57,8 @@ def demo_documents() -> list[Document]:
 def demo_questions() -> list[DemoQuestion]:
     """Return the questions on :func:`demo_documents` that ship with the package.
 
-    They were picked because the embedded model answers them; its accuracy on all questions is far lower.
+    They were picked because the embedded model answers them with the layout of ``demo_prompt``. Of 48 questions
+    picked at random it answered 14, which are these.
     """
     rows = _rows("demo_questions.jsonl")
     return [DemoQuestion(row["question"], tuple(row["answers"]), row["document_id"]) for row in rows]

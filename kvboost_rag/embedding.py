@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, BatchEncoding
 
-from .gguf_convert import quiet_transformers
+from kvboost_rag.gguf_convert import quiet_transformers
 
 __all__ = ["Embedder"]
 

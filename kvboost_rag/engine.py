@@ -217,8 +217,7 @@ class KVBoostEngine:
 
     def _context_ids(self, context_documents: Sequence[str]) -> TokenIds:
         head = self._renderer.head
-        raw = not self.tokenizer.chat_template
-        ids = [self._tokens.start(head)] if raw else []
+        ids = [] if self._renderer.uses_template else [self._tokens.start(head)]
         ids.append(self._tokens.template(head))
         for text in context_documents:
             ids += [self._tokens.document(text.strip()), self._tokens.template(self._renderer.separator)]

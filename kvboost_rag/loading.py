@@ -12,8 +12,8 @@ from huggingface_hub import try_to_load_from_cache
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from .converted import cache_root, damage, discard, file_digest, keep, remove_stale
-from .gguf_convert import CONVERSION_FORMAT, convert_gguf, is_gguf, quiet_transformers
+from kvboost_rag.converted import cache_root, damage, discard, file_digest, keep, remove_stale
+from kvboost_rag.gguf_convert import CONVERSION_FORMAT, convert_gguf, is_gguf, quiet_transformers
 
 __all__ = ["load_model"]
 

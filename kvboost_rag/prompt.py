@@ -35,17 +35,23 @@ class Layout:
         Text between two documents.
     question
         Text after the last document; ``{question}`` stands for the user's message.
+    chat
+        Whether a question is put into a user's message; False leaves the chat template out, as models that only
+        continue text want it.
     """
 
     system: str | None = None
     lead_in: str = "Documents:\n\n"
     separator: str = "\n\n"
     question: str = "\n\nUsing only the text above, answer: {question}"
+    chat: bool = True
 
     def __post_init__(self) -> None:
         """Refuse a layout that would drop the question."""
         if "{question}" not in self.question:
             raise ValueError("layout.question must hold {question}, the place of the user's message")
+        if self.system is not None and not self.chat:
+            raise ValueError("layout.system needs a chat template; with chat=False write it into lead_in")
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,12 @@ class Renderer:
 
     def is_raw(self, prompt: Prompt, documents: Sequence[Document]) -> bool:
         """Whether the prompt is text to be continued as it stands, outside any template."""
-        return isinstance(prompt, str) and (not documents or not self._tokenizer.chat_template)
+        return isinstance(prompt, str) and not (documents and self.uses_template)
+
+    @property
+    def uses_template(self) -> bool:
+        """Whether questions go through the chat template."""
+        return self._layout.chat and bool(self._tokenizer.chat_template)
 
     def render(
         self, prompt: Prompt, documents: Sequence[Document], options: Mapping[str, Any]

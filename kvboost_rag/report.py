@@ -68,7 +68,7 @@ class Report:
         return recomputed / max(1, recomputed + self.tokens(SpanKind.APPROXIMATE))
 
     def __str__(self) -> str:
-        """Counts, times and strip in three lines."""
+        """Return counts, times and strip in three lines."""
         counts = ", ".join(f"{self.tokens(kind)} {kind.value}" for kind in SpanKind)
         why = f"; no reuse: {self.fallback}" if self.fallback else ""
         return (

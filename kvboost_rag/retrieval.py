@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from .embedding import Embedder
-from .types import Document
+from kvboost_rag.embedding import Embedder
+from kvboost_rag.types import Document
 
 __all__ = ["FaissRetriever"]
 

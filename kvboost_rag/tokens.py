@@ -66,7 +66,7 @@ class Tokens:
         """Token ids that the tokenizer puts before a raw prompt; none if the text already begins with them."""
         if not len(self._start):
             return self._start
-        written = self.tokenizer.decode(self._start)
+        written = str(self.tokenizer.decode(self._start))
         return self._start[:0] if text.lstrip().startswith(written) else self._start
 
     def _leading_special_ids(self) -> TokenIds:

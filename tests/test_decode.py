@@ -340,6 +340,22 @@ def test_any_float_type(dtype):
     assert collect(generator)[1].text == "one"
 
 
+def test_scores_are_float32_whatever_the_logits():
+    logits = (torch.randn(VOCAB, generator=torch.Generator().manual_seed(0)) * 3).bfloat16()
+    answers = []
+    for given in (logits, logits.float()):
+        generator = decode(
+            given,
+            lambda token_id, given=given: given,
+            prompt_ids=PROMPT,
+            tokenizer=TOKENIZER,
+            sampling=Sampling(max_tokens=40, temperature=0.7, top_p=0.9, seed=1, ignore_eos=True),
+            generation_config=GenerationConfig(),
+        )
+        answers.append(collect(generator)[1].token_ids)
+    assert answers[0] == answers[1]
+
+
 @pytest.mark.parametrize(
     "first, prompt, message",
     [

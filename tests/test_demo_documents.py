@@ -6,6 +6,10 @@ from importlib.resources import files
 import pytest
 
 from kvboost_rag.demo_documents import demo_documents, demo_questions, read_folder
+from kvboost_rag.demo_layout import DEMO_DOCUMENTS_A_PROMPT, DEMO_LAYOUT
+from kvboost_rag.embedding import Embedder
+from kvboost_rag.engine import KVBoostEngine
+from kvboost_rag.retrieval import FaissRetriever
 
 
 def write(folder, **texts):
@@ -36,6 +40,20 @@ def test_licence_ships_with_the_data():
     text = (files("kvboost_rag") / "demo_data.LICENSE.md").read_text(encoding="utf-8")
     assert "CC BY-SA 4.0" in text
     assert "Artetxe" in text
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("reuse", [True, False])
+def test_real_model_answers_a_demo_question(smollm2, reuse):
+    question = demo_questions()[0]
+    retriever = FaissRetriever(demo_documents(), Embedder())
+    found = [document for document, _ in retriever.retrieve(question.question, DEMO_DOCUMENTS_A_PROMPT)]
+    with KVBoostEngine(*smollm2, layout=DEMO_LAYOUT) as engine:
+        engine.add_documents(found)
+        result = engine.generate(
+            question.question, documents=found, max_tokens=8, temperature=0.0, stop="\n", reuse=reuse
+        )
+    assert any(gold in result.text for gold in question.answers), result.text
 
 
 # Folders

@@ -15,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tqdm.auto import tqdm
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, modeling_gguf_pytorch_utils
 
 from kvboost_rag import converted, gguf_convert, loading
 from kvboost_rag.loading import load_model
@@ -222,7 +223,7 @@ def test_unusable_device(device, folder, monkeypatch):
 
 
 def test_integer_dtype(folder):
-    with pytest.raises(ValueError, match="floating-point dtype"):
+    with pytest.raises(ValueError, match="weights need a floating-point dtype"):
         load_model(folder, dtype=torch.int8)
 
 
@@ -362,6 +363,7 @@ def test_leftovers_of_interrupted_conversions(gguf_file, cache):
 def test_conversion_is_quiet(gguf_file, cache, capfd):
     load_model(gguf_file, cache_dir=cache)
     assert capfd.readouterr() == ("", "")
+    assert modeling_gguf_pytorch_utils.tqdm is tqdm
     load_model(gguf_file, cache_dir=cache / "other", show_progress=True)
     assert "GGUF tensors" in capfd.readouterr().err
 

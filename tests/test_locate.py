@@ -50,19 +50,20 @@ def locator(documents, min_cut=CUT):
 
 
 # Few long blocks, put together, make texts that overlap, repeat and begin each other.
-blocks = st.sampled_from(["a", "b", " ", "a" * 7, "ab" * 8, "b" * 16, "a" * 15 + "b", "é\U0001f600\ud800a" * 5, "\n"])
+BLOCKS = ["a", "b", " ", "a" * 17, "ab" * 8, "b" * 16, "a" * 16 + "b", "é\U0001f600\ud800a" * 5, "\n"]
+blocks = st.sampled_from(BLOCKS)
 texts = st.lists(blocks, max_size=7).map("".join)
 
 
 @st.composite
 def collections(draw):
-    """Documents, some of which begin others or repeat them, and a prompt that holds parts of them."""
-    documents = draw(st.lists(texts, min_size=1, max_size=7))
-    pieces = st.sampled_from(documents)
-    documents += [draw(pieces)[: draw(st.integers(16, 70))] for _ in range(draw(st.integers(0, 4)))]
+    """Documents, most of which begin others or repeat them, and a prompt that holds parts of them."""
+    trunks = [draw(blocks) * 4 + draw(texts) for _ in range(draw(st.integers(1, 2)))]
+    begun = st.builds(lambda trunk, end, tail: trunk[:end] + tail, st.sampled_from(trunks), st.integers(14, 90), texts)
+    documents = draw(st.lists(begun, min_size=1, max_size=10))
     handles = draw(st.permutations(range(len(documents))))
-    parts = st.one_of(pieces, texts, st.builds(lambda text, end: text[:end], pieces, st.integers(16, 80)))
-    return list(zip(handles, documents, strict=True)), "".join(draw(st.lists(parts, max_size=6)))
+    parts = st.one_of(st.sampled_from(documents), begun, texts)
+    return list(zip(handles, documents, strict=True)), "".join(draw(st.lists(parts, max_size=5)))
 
 
 @given(collections())
@@ -126,6 +127,50 @@ def test_short_documents_are_found_from_the_minimal_length(length):
 def test_a_shorter_document_wins_where_the_longer_one_is_cut():
     short, long = "a" * 40, "a" * 40 + "b" * 60
     assert locator([(1, short), (2, long)]).locate(long[:90]) == [Match(1, 0, 40, True)]
+
+
+def test_a_document_that_begins_another_is_found_behind_it_in_order():
+    short, long = "a" * 40, "a" * 40 + "b" * 60
+    assert locator([(1, short), (2, long)]).locate("a" * 40 + "c") == [Match(1, 0, 40, True)]
+
+
+@pytest.mark.parametrize("min_cut", [32, 64, 100])
+def test_a_cut_document_is_found_from_the_minimal_length(min_cut):
+    found, text = locator([(1, "".join(map(chr, range(200, 400))))], min_cut), "".join(map(chr, range(200, 400)))
+    for rest in ("", " and more"):
+        assert found.locate(text[:min_cut] + rest) == [Match(1, 0, min_cut, False)]
+        assert found.locate(text[: min_cut - 1] + rest) == []
+
+
+def test_a_shared_cut_is_the_first_text_whenever_it_was_registered():
+    shared = "a beginning that several documents share, all of them"
+    found = locator([(handle, f"{shared} {9 - handle}") for handle in range(9)])
+    assert found.locate(shared) == [Match(8, 0, len(shared), False)]
+    found.add(9, f"{shared} 0")
+    found.add(10, f"{shared} 0")
+    assert found.locate(shared) == [Match(9, 0, len(shared), False)]
+    assert len(found._wide._shelves) == 2
+
+
+def test_the_neighbour_of_a_removed_first_row_is_found():
+    shared = "a beginning that several documents share, all of them"
+    found = locator([(handle, f"{shared}{handle}") for handle in range(4)])
+    found.locate("")
+    found.remove(0)
+    found.remove(1)
+    assert found.locate(f"{shared}0") == [Match(2, 0, len(shared), False)]
+
+
+def test_a_handle_used_again_for_the_same_text_is_removed_where_it_is():
+    text = "a text registered twice"
+    found = locator([(1, text), (2, text), *((handle, f"{text} {handle}") for handle in range(10, 20))])
+    found.locate("")
+    found.remove(2)
+    found.add(2, text)
+    found.locate("")
+    found.remove(2)
+    found.remove(1)
+    assert found.locate(text) == []
 
 
 def test_of_equal_texts_the_first_registered_is_reported_until_removed():

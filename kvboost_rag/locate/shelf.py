@@ -158,7 +158,7 @@ class Shelf:
         """
         text = text[start : start + self._longest]
         row = bisect_right(self._texts, text, low, high, key=str.strip)
-        neighbours = (_find(self._right, row),)
+        neighbours = (_find(self._left, self._before(row)), _find(self._right, row))
         near = [common_length(self._text(row), text) for row in neighbours if low <= row < high]
         return self._first(text[: max(near)], low, high) if near else None
 

@@ -109,7 +109,7 @@ def _windows(model: PreTrainedModel, layers: int) -> tuple[int | None, ...]:
 
 
 def _rotary(model: PreTrainedModel, decoder: nn.Module) -> nn.Module:
-    found = [m for name, m in decoder.named_modules() if name.split(".")[-1] == "rotary_emb"]
+    found: list[nn.Module] = [m for name, m in decoder.named_modules() if name.split(".")[-1] == "rotary_emb"]
     if not found:
         raise refuse(model, "it has no rotary position embedding (ALiBi and learned positions can not be moved)")
     if len(found) > 1:

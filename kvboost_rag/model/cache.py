@@ -26,7 +26,7 @@ class _ScatterLayer(CacheLayerMixin):
     is_sliding = False
 
     def __init__(self, owner: KVCache, index: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.owner = owner
         self.index = index
         self.is_initialized = True

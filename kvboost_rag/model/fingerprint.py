@@ -51,7 +51,7 @@ def weights_digest(model: PreTrainedModel) -> str:
 
 def _bytes(tensor: Tensor) -> memoryview:
     flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-    return memoryview(flat.numpy())
+    return flat.numpy().data
 
 
 def _adapter(model: PreTrainedModel) -> str:

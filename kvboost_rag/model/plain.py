@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kvboost_rag.model.locking import model_lock
+
 __all__ = ["PlainSession"]
 
 _CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
@@ -30,7 +32,8 @@ class PlainSession:
     def forward(self, token_ids: Tensor) -> Tensor:
         """Append ``[tokens]`` int64 to the session; return the last token's logits ``[vocabulary]`` in float32."""
         ids = token_ids[None].to(self._model.device)
-        out = self._model(input_ids=ids, use_cache=True, **self._carried)
+        with model_lock(self._model):
+            out = self._model(input_ids=ids, use_cache=True, **self._carried)
         # Looked up among the keys, because asking a recent transformers for an old name warns.
         self._carried = {name: out[name] for name in list(out.keys()) if name in _CACHE_NAMES}
         logits: Tensor = out.logits[0, -1].float()

@@ -10,7 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvboost_rag.model.architecture import Architecture
+from kvboost_rag.model.attention import chosen_tokens_attention
 from kvboost_rag.model.cache import KVCache
+from kvboost_rag.model.locking import model_lock
 from kvboost_rag.model.steering import Chooser, Steering, steered
 
 __all__ = ["ModelRunner"]
@@ -93,7 +95,8 @@ class ModelRunner:
     @torch.inference_mode()
     def plain_logits(self, token_ids: Tensor) -> Tensor:
         """Logits ``[vocabulary]`` of the last of ``[tokens]``, from the model run by itself."""
-        logits: Tensor = self.model(input_ids=token_ids[None], use_cache=False).logits
+        with model_lock(self.model):
+            logits: Tensor = self.model(input_ids=token_ids[None], use_cache=False).logits
         return logits[0, -1].float()
 
     @torch.inference_mode()
@@ -126,15 +129,16 @@ class ModelRunner:
     ) -> object:
         a = self.architecture
         cache.length = length
-        steering = Steering(cache, positions, slots, a.windows, choosers or {}, self._mask_free, a.dtype)
         # A four-dimensional mask is passed through untouched; each layer then gets its own from the hook.
         placeholder = torch.zeros((1, 1, 1, 1), dtype=a.dtype, device=self.device)
-        with steered(a.layer_modules, steering):
-            return module(
-                input_ids=token_ids,
-                attention_mask=placeholder,
-                position_ids=positions[None],
-                use_cache=True,
-                **{self._cache_name: cache},
-                **extra,
-            )
+        with model_lock(self.model), chosen_tokens_attention(self.model) as in_blocks:
+            steering = Steering(cache, positions, slots, a.windows, choosers or {}, self._mask_free, a.dtype, in_blocks)
+            with steered(a.layer_modules, steering):
+                return module(
+                    input_ids=token_ids,
+                    attention_mask=placeholder,
+                    position_ids=positions[None],
+                    use_cache=True,
+                    **{self._cache_name: cache},
+                    **extra,
+                )

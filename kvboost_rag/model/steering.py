@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kvboost_rag.model.attention import block_ends
 from kvboost_rag.model.cache import KVCache, ProbeReached
 from kvboost_rag.model.masks import as_bias, visibility
 
@@ -46,7 +47,7 @@ class Probe:
     old_values: Tensor
 
     def at(self, indexes: Tensor) -> Probe:
-        """The same probe of some of its tokens."""
+        """Return the same probe of some of its tokens."""
         tensors = (self.new_keys, self.new_values, self.old_keys, self.old_values)
         return Probe(self.layer, self.layers, self.positions[indexes], *(t[:, indexes] for t in tensors))
 
@@ -71,6 +72,10 @@ class Steering:
         Layer -> who narrows the token set at its input.
     mask_free
         Whether attention knows causality by itself (sdpa), so that the common shapes need no mask.
+    dtype
+        Of the masks.
+    in_blocks
+        Whether :mod:`kvboost_rag.model.attention` is in use and wants to know its blocks.
     """
 
     cache: KVCache
@@ -80,11 +85,21 @@ class Steering:
     choosers: Mapping[int, Chooser]
     mask_free: bool
     dtype: torch.dtype
+    in_blocks: bool
     kept: Tensor | None = None
     masks: dict[int | None, Tensor | None] = field(default_factory=dict)
 
+    ends: list[int] = field(init=False)
+
     def __post_init__(self) -> None:
+        """Point the cache at the first token set."""
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let cache, masks and attention follow a change of the token set."""
         self.cache.slots = self.slots
+        self.masks.clear()
+        self.ends = block_ends(self.slots)
 
     def mask(self, layer: int) -> Tensor | None:
         """Additive mask ``[1, 1, tokens, length]`` of a layer for the tokens still in the forward."""
@@ -113,8 +128,7 @@ class Steering:
         keep = self.choosers[layer](probe)
         self.kept = keep if self.kept is None else self.kept[keep]
         self.positions, self.slots = self.positions[keep], self.slots[keep]
-        self.cache.slots = self.slots
-        self.masks.clear()
+        self._settle()
         return hidden.index_select(1, keep)
 
     def _probe(
@@ -133,6 +147,8 @@ class Steering:
     def layer_arguments(self, layer: int, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Keyword arguments of a layer, cut to the tokens still in the forward, with the layer's own mask."""
         out = dict(kwargs, attention_mask=self.mask(layer))
+        if self.in_blocks:
+            out["kvboost_ends"] = self.ends
         if self.kept is None:
             return out
         if out.get("position_ids") is not None:

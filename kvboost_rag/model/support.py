@@ -1,4 +1,4 @@
-"""The check at load: does moving this model's KV give what the model itself would compute?"""
+"""The check at load: moving this model's KV must give what the model itself would compute."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _check_build(model: PreTrainedModel) -> None:
 
 def _sample_ids(model: PreTrainedModel) -> Tensor:
     tokens = torch.arange(_TOKENS, device=model.device)
-    return (tokens * 7919 + 13) % model.config.vocab_size
+    return (tokens * 7919 + 13) % int(model.config.vocab_size)
 
 
 def _encode_at(runner: ModelRunner, ids: Tensor, offset: int) -> KVCache:

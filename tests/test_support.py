@@ -1,0 +1,121 @@
+"""The check at load: who is refused, by which name, and what still works."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny import FAMILIES, SHAPE, tiny_model, tiny_tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    DeepseekV3Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    OPTConfig,
+    RwkvConfig,
+)
+
+from kvboost_rag import KVBoostEngine, UnsupportedModelError
+from kvboost_rag.model import ModelRunner, check_support
+from kvboost_rag.model.steering import Steering
+
+SMALL = {"vocab_size": 264, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 257, "eos_token_id": 257}
+ROPE = {"rope_theta": 10000.0}
+REFUSED = {
+    "gpt2": (GPT2Config(vocab_size=264, n_embd=32, n_layer=2, n_head=4, eos_token_id=257), "layers"),
+    "opt": (OPTConfig(**SMALL, ffn_dim=64, num_attention_heads=4, word_embed_proj_dim=32), "no rotary"),
+    "bloom": (BloomConfig(vocab_size=264, hidden_size=32, n_layer=2, n_head=4, eos_token_id=257), "position_ids"),
+    "mamba": (MambaConfig(**SMALL, state_size=4), "position_ids"),
+    "rwkv": (RwkvConfig(**SMALL, attention_hidden_size=32), "position_ids"),
+    "dynamic": (LlamaConfig(**SHAPE, rope_parameters={"rope_type": "dynamic", "factor": 2.0, **ROPE}), "length"),
+    "gemma3": (Gemma3TextConfig(**SHAPE), "different bases"),
+    "mla": (
+        DeepseekV3Config(
+            **{**SHAPE, "head_dim": 8}, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,
+            v_head_dim=16, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, first_k_dense_replace=1,
+            moe_intermediate_size=32,
+        ),
+        "latent attention",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_whose_kv_can_not_be_moved_are_refused_by_name(name):
+    config, why = REFUSED[name]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with pytest.raises(UnsupportedModelError, match=why) as error:
+        KVBoostEngine(model, tiny_tokenizer())
+    assert type(model).__name__ in str(error.value)
+    assert "reuse='off'" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "bloom", "mamba"])
+def test_refused_models_run_with_reuse_off(name):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(REFUSED[name][0]).eval()
+    tokenizer = tiny_tokenizer()
+    ids = tokenizer("Once upon a time", return_tensors="pt", add_special_tokens=False).input_ids
+    expected = model.generate(ids, do_sample=False, max_new_tokens=8, min_new_tokens=8)[0, ids.shape[1] :].tolist()
+    engine = KVBoostEngine(model, tokenizer, reuse="off")
+    result = engine.generate("Once upon a time", max_tokens=8, temperature=0.0, ignore_eos=True)
+    assert list(result.token_ids) == expected
+    assert result.report.fallback == "reuse is off"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_supported_families_pass(family, dtype):
+    model = tiny_model(family) if dtype == torch.float32 else _converted(family, dtype)
+    assert isinstance(check_support(model), ModelRunner)
+
+
+def _converted(family, dtype):
+    model = AutoModelForCausalLM.from_config(tiny_model(family).config)
+    # Half precision needs weights of the usual size, or rounding alone moves the logits.
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.02)
+    return model.to(dtype).eval()
+
+
+def test_a_rotation_that_differs_in_one_layer_is_noticed():
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE)).eval()
+    attention = model.model.layers[2].self_attn
+    forward = attention.forward
+
+    def other_rotation(*args, position_embeddings, **kwargs):
+        cos, sin = position_embeddings
+        return forward(*args, position_embeddings=(cos, sin * 0.9), **kwargs)
+
+    attention.forward = other_rotation
+    with pytest.raises(UnsupportedModelError, match="keys of layer 2"):
+        check_support(model)
+
+
+def test_a_model_that_ignores_masks_is_noticed(monkeypatch):
+    monkeypatch.setattr(Steering, "_build", lambda self, window: torch.zeros((1, 1, 1, 1)))
+    with pytest.raises(UnsupportedModelError):
+        check_support(tiny_model("llama"))
+
+
+def test_hooks_and_attention_are_restored_after_a_failure():
+    model = tiny_model("llama")
+    runner = check_support(model)
+    cache = runner.new_cache(8)
+    with pytest.raises(IndexError):
+        runner.forward(torch.arange(4), torch.arange(4) + 100, cache, 8)
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(layer._forward_pre_hooks for layer in model.model.layers)
+    assert torch.isfinite(runner.plain_logits(torch.arange(4))).all()
+
+
+def test_nonsense_for_reuse_is_refused():
+    with pytest.raises(ValueError, match="'on' or 'off'"):
+        KVBoostEngine(tiny_model("llama"), tiny_tokenizer(), reuse="maybe")
+    with pytest.raises(ValueError, match="no use with reuse='off'"):
+        KVBoostEngine(tiny_model("llama"), tiny_tokenizer(), reuse="off", cache_dir="x")
