@@ -16,7 +16,7 @@ __all__ = ["AdaptiveChunker", "Chunker"]
 # What ends just before a character, in rising order of preference; _NONE where the character goes on.
 _NONE, _TOKEN, _WORD, _SENTENCE, _PARAGRAPH = -1, 0, 1, 2, 3
 _STOP = re.compile(r"[.!?。！？][\"'”’)\]」』）]*\Z")
-_CJK_STOP = re.compile(r"[。！？]+[\"'”’)\]」』）]*")
+_CJK_STOP = re.compile(r"[。！？][。！？\"'”’)\]」』）]*")
 _SPACE = re.compile(r"\s+")
 # Closing marks that still count after a full stop; a bound keeps the look back constant.
 _LOOK_BACK = 4

@@ -103,7 +103,7 @@ class Encoder:
                 f"document {document.id!r} has {len(ids)} tokens, {needed} with the canonical context, but the "
                 f"model's context window is {window}; split it into passages"
             )
-        return self._cut(document.id, ids, self._chunker.boundaries(text, offsets))
+        return self._cut(document.id, ids, self._chunker.boundaries(text, offsets, len(ids)))
 
     def _cut(self, document_id: str, ids: TokenIds, ends: Sequence[int]) -> tuple[Chunk, ...]:
         chunks, key, start = [], self.context.key, 0

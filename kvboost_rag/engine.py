@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,35 +13,31 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvboost_rag.assemble import Assembler
+from kvboost_rag.answering import Asked, PlainPath, Request, ReusePath, Session, compose_request
 from kvboost_rag.chunking import AdaptiveChunker, Chunker
 from kvboost_rag.compose import Composer
 from kvboost_rag.decode import Delta, Finish, decode
 from kvboost_rag.encode import CanonicalContext, Encoder
-from kvboost_rag.errors import ContextWindowError, EngineClosedError
+from kvboost_rag.errors import EngineClosedError
 from kvboost_rag.keys import prefix_seed
+from kvboost_rag.library import Library
 from kvboost_rag.loading import load_model
-from kvboost_rag.model import PlainSession, check_support, fingerprint
+from kvboost_rag.model import check_support, fingerprint
 from kvboost_rag.plan import Planner
-from kvboost_rag.prefill import prefill
 from kvboost_rag.prefix import Prefix, PrefixCache
 from kvboost_rag.prompt import Layout, Prompt, Renderer
-from kvboost_rag.registry import Registered, Registry
+from kvboost_rag.registry import Registry
 from kvboost_rag.repair import Repair, parse_repair
 from kvboost_rag.report import Report, Result, Stats
 from kvboost_rag.sampling import Sampling, as_stops
-from kvboost_rag.session import PlainAnswer, ReusingAnswer
+from kvboost_rag.session import ReusingAnswer
 from kvboost_rag.store import ChunkStore, DiskStore, MemoryStore, TieredStore
 from kvboost_rag.tokens import Tokens
-from kvboost_rag.types import Chunk, ChunkKV, Document, Piece, Span, SpanKind, TokenIds
+from kvboost_rag.types import Chunk, Document, Span, SpanKind, TokenIds
 
 __all__ = ["KVBoostEngine", "Located", "Scored"]
-
-logger = logging.getLogger("kvboost_rag")
-
 
 @dataclass(frozen=True)
 class Located:
@@ -79,31 +73,6 @@ class Scored:
 
     logits: Tensor
     report: Report
-
-
-@dataclass(frozen=True, eq=False)
-class _Request:
-    pieces: list[Piece]
-    max_tokens: int
-    repair: Repair
-    reuse: bool
-    clock: _Clock
-
-
-class _Clock:
-    """Seconds of each stage since the call."""
-
-    def __init__(self) -> None:
-        self._start = self._last = time.perf_counter()
-        self.stages: dict[str, float] = {}
-
-    def lap(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.stages[stage] = now - self._last
-        self._last = now
-
-    def elapsed(self) -> float:
-        return time.perf_counter() - self._start
 
 
 class KVBoostEngine:
@@ -157,29 +126,31 @@ class KVBoostEngine:
     ) -> None:
         if reuse not in ("on", "off"):
             raise ValueError(f"reuse is 'on' or 'off', not {reuse!r}")
+        if reuse == "off" and (cache_dir is not None or context_documents):
+            raise ValueError("cache_dir and context_documents have no use with reuse='off'; leave them out")
         self.model = model
         self.tokenizer = tokenizer
         self._repair = parse_repair(repair)
         self._lock = threading.RLock()
         self._closed = False
         self._counts: Counter[str] = Counter()
-        self._requests = 0
         self._tokens = Tokens(tokenizer)
         self._renderer = Renderer(tokenizer, layout or Layout())
         self._registry = Registry()
         self._composer = Composer(self._registry, self._tokens)
         self._prefixes = PrefixCache(max_prefix_bytes)
-        self._runner = check_support(model) if reuse == "on" else None
         self._store: ChunkStore = MemoryStore(max_memory_bytes)
-        if self._runner is not None:
-            self._prepare_reuse(context_documents, chunker or AdaptiveChunker(), namespace, cache_dir)
-        elif cache_dir is not None or context_documents:
-            raise ValueError("cache_dir and context_documents have no use with reuse='off'; leave them out")
+        self._plain = PlainPath(model)
+        self._reuse: ReusePath | None = None
+        encoder = None
+        if reuse == "on":
+            encoder = self._prepare_reuse(context_documents, chunker or AdaptiveChunker(), namespace, cache_dir)
+        self._library = Library(self._registry, self._store, self._prefixes, encoder, self._lock)
 
     def _prepare_reuse(
         self, context_documents: Sequence[str], chunker: Chunker, namespace: str, cache_dir: str | Path | None
-    ) -> None:
-        assert self._runner is not None
+    ) -> Encoder:
+        self._runner = check_support(self.model)
         self.fingerprint = fingerprint(self.model, self.tokenizer, namespace)
         context = CanonicalContext.of(self.fingerprint, self._context_ids(context_documents))
         self._encoder = Encoder(self._runner, self._tokens, chunker, context, self.fingerprint)
@@ -188,8 +159,9 @@ class KVBoostEngine:
             self._prefixes.put(Prefix(context.token_ids, self._encoder.context_kv, (span,), "", pinned=True))
         if cache_dir is not None:
             self._store = TieredStore(self._store, DiskStore(Path(cache_dir), self.fingerprint))
-        self._assembler = Assembler(self._runner)
         self._planner = Planner(self._store, self._chunks_of, prefix_seed(self.fingerprint), context.key)
+        self._reuse = ReusePath(self._runner, self._planner, self._prefixes)
+        return self._encoder
 
     @classmethod
     def from_pretrained(
@@ -251,39 +223,7 @@ class KVBoostEngine:
             For a document longer than the model's context window; nothing is added then.
         """
         self._check_open()
-        listed = _distinct(documents)
-        prepared = {d.id: self._registered(d) for d in listed}
-        missing = [r.chunks for r in prepared.values() if not all(c.key.prefix in self._store for c in r.chunks)]
-        with tqdm(total=len(listed), unit="document", desc="prefill", disable=not show_progress) as bar:
-            for registered in prepared.values():
-                if registered.chunks not in missing:
-                    self._register(registered, [])
-                    bar.update()
-            entries = self._encoder.encode(missing) if missing else iter(())
-            while batch := self._next(entries):
-                self._register(prepared[batch[0].chunk.document_id], batch)
-                bar.update()
-        return [d.id for d in listed]
-
-    def _registered(self, document: Document) -> Registered:
-        text = document.text.strip()
-        if not text:
-            raise ValueError(f"document {document.id!r} is empty; leave it out or give it text")
-        return Registered(document, text, self._encoder.chunks(document) if self._runner else ())
-
-    def _next(self, entries: Any) -> list[ChunkKV] | None:
-        with self._lock:
-            self._check_open()
-            return next(entries, None)
-
-    def _register(self, registered: Registered, entries: Sequence[ChunkKV]) -> None:
-        with self._lock:
-            old = self._registry.get(registered.document.id)
-            for entry in entries:
-                self._store.put(entry)
-            self._registry.put(registered)
-            if old is not None and old.text != registered.text:
-                self._forget(old)
+        return self._library.add(documents, show_progress=show_progress)
 
     def remove_documents(self, document_ids: Iterable[str]) -> None:
         """Forget documents and their KV, in every tier.
@@ -294,20 +234,7 @@ class KVBoostEngine:
             If an id is not known; nothing is removed then.
         """
         self._check_open()
-        ids = [document_ids] if isinstance(document_ids, str) else list(document_ids)
-        with self._lock:
-            missing = self._registry.missing(ids)
-            if missing:
-                raise KeyError(f"unknown document ids: {', '.join(map(repr, missing))}")
-            for document_id in ids:
-                old = self._registry.remove(document_id)
-                if old is not None:
-                    self._forget(old)
-
-    def _forget(self, registered: Registered) -> None:
-        for chunk in self._registry.unused(registered.chunks):
-            self._store.delete(chunk.key)
-        self._prefixes.forget_documents([registered.document.id])
+        self._library.remove(document_ids)
 
     @property
     def documents(self) -> list[Document]:
@@ -321,6 +248,26 @@ class KVBoostEngine:
         with self._lock:
             found = self._registry.locate(text)
         return [Located(registered.document, m.start, m.end, m.complete) for registered, m in found]
+
+    def tokenize(
+        self,
+        prompt: Prompt,
+        *,
+        documents: Sequence[Document | str] | None = None,
+        max_tokens: int = 0,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> TokenIds:
+        """Return the token ids of a prompt as the model gets them, with or without reuse: ``[tokens]`` int64.
+
+        Raises
+        ------
+        ContextWindowError
+            If they do not fit the context window together with an answer of ``max_tokens``.
+        """
+        self._check_open()
+        return self._compose(
+            Asked(prompt, documents or (), template_options or {}, self._repair, False, max_tokens)
+        ).token_ids
 
     # Answers -----------------------------------------------------------------------------------------------------
 
@@ -391,47 +338,42 @@ class KVBoostEngine:
             repetition_penalty=repetition_penalty, seed=seed, stop=as_stops(stop), ignore_eos=ignore_eos,
         )
         method = self._repair if repair is None else parse_repair(repair)
-        return self._stream(prompt, documents or (), template_options or {}, method, reuse, sampling)
+        asked = Asked(prompt, documents or (), template_options or {}, method, reuse, max_tokens)
+        return self._stream(asked, sampling)
 
-    def _stream(
-        self,
-        prompt: Prompt,
-        documents: Sequence[Document | str],
-        options: Mapping[str, Any],
-        repair: Repair,
-        reuse: bool,
-        sampling: Sampling,
-    ) -> Generator[Delta, None, Result]:
-        request = self._request(prompt, documents, options, repair, reuse, sampling.max_tokens)
+    def _stream(self, asked: Asked, sampling: Sampling) -> Generator[Delta, None, Result]:
+        request = self._compose(asked)
         session = self._open(request)
         answer = decode(
             session.logits,
             lambda token: self._step(session, token),
-            prompt_ids=_ids(request.pieces),
+            prompt_ids=request.token_ids,
             tokenizer=self.tokenizer,
             sampling=sampling,
             generation_config=self.model.generation_config,
         )
-        ttft = request.clock.elapsed()
-        finish: Finish | None = None
+        finish = yield from self._forwarded(answer, session, request)
+        ttft = sum(request.clock.stages.values())
+        return Result(finish.text, finish.token_ids, finish.reason, request.report(session, ttft))
+
+    def _forwarded(
+        self, answer: Generator[Delta, None, Finish], session: Session, request: Request
+    ) -> Generator[Delta, None, Finish]:
+        """Pass an answer on; note when its first token comes, and keep its KV once it is over or nobody listens."""
         try:
-            while True:
-                try:
-                    delta = next(answer)
-                except StopIteration as end:
-                    finish = end.value
-                    break
-                if "first token" not in request.clock.stages:
-                    request.clock.lap("first token")
-                    ttft = request.clock.elapsed()
-                yield delta
+            first = next(answer, None)
+            request.clock.lap("first token")
+            if first is None:
+                return Finish("length", None, (), "")
+            yield first
+            finish = yield from answer
         except GeneratorExit:
             self._keep(session, request)
             raise
         finally:
             answer.close()
         self._keep(session, request)
-        return Result(finish.text, finish.token_ids, finish.reason, self._report(session, request, ttft))
+        return finish
 
     def score(
         self,
@@ -457,94 +399,38 @@ class KVBoostEngine:
         if not ids.size:
             raise ValueError("the continuation is empty; give at least one token id")
         method = self._repair if repair is None else parse_repair(repair)
-        request = self._request(prompt, documents or (), template_options or {}, method, reuse, len(ids))
+        asked = Asked(prompt, documents or (), template_options or {}, method, reuse, len(ids))
+        request = self._compose(asked)
         session = self._open(request)
         ttft = request.clock.elapsed()
         with self._lock:
             logits = session.score(ids)
-        return Scored(logits, self._report(session, request, ttft))
+        return Scored(logits, request.report(session, ttft))
 
-    def _request(
-        self,
-        prompt: Prompt,
-        documents: Sequence[Document | str],
-        options: Mapping[str, Any],
-        repair: Repair,
-        reuse: bool,
-        max_tokens: int,
-    ) -> _Request:
-        clock = _Clock()
-        with self._lock:
-            given = [self._resolved(d) for d in documents]
-            segments = self._renderer.render(prompt, given, options)
-            clock.lap("render")
-            pieces = self._composer.pieces(segments, raw=self._renderer.is_raw(prompt, given))
-            clock.lap("locate")
-        self._check_window(sum(len(p.token_ids) for p in pieces), max_tokens)
-        return _Request(pieces, max_tokens, repair, reuse and self._runner is not None, clock)
-
-    def _resolved(self, document: Document | str) -> Document:
-        if isinstance(document, Document):
-            return document
-        known = self._registry.get(document)
-        if known is None:
-            raise ValueError(f"document {document!r} is not known; add it first, or pass a Document")
-        return known.document
-
-    def _check_window(self, prompt_tokens: int, max_tokens: int) -> None:
+    def _compose(self, asked: Asked) -> Request:
         window = getattr(self.model.config, "max_position_embeddings", None)
-        if window is not None and prompt_tokens + max_tokens > window:
-            raise ContextWindowError(
-                f"the prompt has {prompt_tokens} tokens and max_tokens is {max_tokens}, but the model's context "
-                f"window is {window}; pass fewer or shorter documents, or a smaller max_tokens"
-            )
+        with self._lock:
+            return compose_request(asked, self._registry, self._renderer, self._composer, window)
 
-    def _open(self, request: _Request) -> PlainAnswer | ReusingAnswer:
+    def _open(self, request: Request) -> Session:
         with self._lock:
             self._check_open()
-            session = self._open_reusing(request) if request.reuse else self._open_plain(request)
-            request.clock.lap("prefill")
-            self._requests += 1
-            self._counts.update({span.kind.value: 0 for span in session.spans})
+            path = self._reuse if self._reuse and request.asked.reuse else self._plain
+            session = path.open(request)
+            self._counts["requests"] += 1
             for span in session.spans:
                 self._counts[span.kind.value] += span.tokens
         return session
 
-    def _open_plain(self, request: _Request) -> PlainAnswer:
-        spans, start = [], 0
-        for piece in request.pieces:
-            end = start + len(piece.token_ids)
-            spans.append(Span(start, end, SpanKind.COMPUTED, piece.document_id, "reuse is off"))
-            start = end
-        return PlainAnswer(PlainSession(self.model), _ids(request.pieces), tuple(spans))
-
-    def _open_reusing(self, request: _Request) -> ReusingAnswer:
-        assert self._runner is not None
-        hit = self._prefixes.match(_ids(request.pieces), request.repair.name)
-        plan = self._planner.plan(request.pieces, hit)
-        request.clock.lap("plan")
-        cache = self._assembler.assemble(plan, hit, len(plan.token_ids) + request.max_tokens)
-        request.clock.lap("assemble")
-        done = prefill(self._runner, plan, cache, request.repair)
-        return ReusingAnswer(self._runner, cache, done.logits, done.spans, plan.token_ids)
-
-    def _step(self, session: PlainAnswer | ReusingAnswer, token_id: int) -> Tensor:
+    def _step(self, session: Session, token_id: int) -> Tensor:
         with self._lock:
             self._check_open()
             return session.step(token_id)
 
-    def _keep(self, session: PlainAnswer | ReusingAnswer, request: _Request) -> None:
-        """Leave the prompt's KV to later prompts that begin alike."""
-        if isinstance(session, ReusingAnswer):
-            prefix = Prefix(session.token_ids, session.cache, session.all_spans, request.repair.name)
-            with self._lock:
-                if not self._closed and not self._prefixes.put(prefix):
-                    logger.info("a prompt of %d bytes exceeds max_prefix_bytes and is not kept", prefix.nbytes)
-
-    def _report(self, session: PlainAnswer | ReusingAnswer, request: _Request, ttft: float) -> Report:
-        fallback = "" if request.reuse else "reuse is off"
-        repair = request.repair.name if request.reuse else "off"
-        return Report(session.spans, repair, ttft, request.clock.elapsed(), dict(request.clock.stages), fallback)
+    def _keep(self, session: Session, request: Request) -> None:
+        with self._lock:
+            if self._reuse and isinstance(session, ReusingAnswer) and not self._closed:
+                self._reuse.keep(session, request)
 
     def _chunks_of(self, document_id: str) -> Sequence[Chunk]:
         registered = self._registry.get(document_id)
@@ -563,7 +449,7 @@ class KVBoostEngine:
                 chunks=len(self._store),
                 store_bytes=self._store.nbytes,
                 prefix_bytes=self._prefixes.nbytes,
-                requests=self._requests,
+                requests=self._counts["requests"],
                 tokens=tokens,
             )
 
@@ -589,17 +475,3 @@ class KVBoostEngine:
         """Close the engine."""
         self.close()
 
-
-def _distinct(documents: Iterable[Document]) -> list[Document]:
-    listed = list(documents)
-    for document in listed:
-        if not isinstance(document, Document):
-            raise TypeError(f"add_documents takes Document objects, not {type(document).__name__}")
-    twice = [i for i, n in Counter(d.id for d in listed).items() if n > 1]
-    if twice:
-        raise ValueError(f"document ids come twice: {', '.join(map(repr, twice))}; give each document its own")
-    return listed
-
-
-def _ids(pieces: Sequence[Piece]) -> TokenIds:
-    return np.concatenate([piece.token_ids for piece in pieces])

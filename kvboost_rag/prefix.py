@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from kvboost_rag.model import KVCache
 from kvboost_rag.types import Span, SpanKind, TokenIds
 
 __all__ = ["Prefix", "PrefixCache", "PrefixHit", "common_prefix"]
+
+logger = logging.getLogger("kvboost_rag.prefix")
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +97,7 @@ class PrefixCache:
     def put(self, prefix: Prefix) -> bool:
         """Keep a prompt; those it extends go, then the least recently used. False if it exceeds the budget."""
         if not prefix.pinned and prefix.nbytes > self._max_bytes:
+            logger.info("a prompt of %d bytes exceeds max_prefix_bytes and is not kept", prefix.nbytes)
             return False
         self._entries = [e for e in self._entries if e.pinned or not _extends(prefix, e)]
         self._entries.append(prefix)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,20 +9,7 @@ from torch import Tensor
 from kvboost_rag.model import KVCache, ModelRunner, PlainSession
 from kvboost_rag.types import Span, SpanKind, TokenIds
 
-__all__ = ["PlainAnswer", "ReusingAnswer", "Session"]
-
-
-class Session(Protocol):
-    """What decoding needs."""
-
-    logits: Tensor
-    spans: tuple[Span, ...]
-
-    def step(self, token_id: int) -> Tensor:
-        """Run one token; return the next one's logits, ``[vocabulary]`` float32."""
-
-    def score(self, token_ids: TokenIds) -> Tensor:
-        """Run given tokens; return the logits before each of them, ``[tokens, vocabulary]`` float32."""
+__all__ = ["PlainAnswer", "ReusingAnswer"]
 
 
 class ReusingAnswer:
@@ -52,14 +37,15 @@ class ReusingAnswer:
         self._ids = token_ids.tolist()
 
     def step(self, token_id: int) -> Tensor:
-        """Run one token."""
+        """Run one token; return the next one's logits, ``[vocabulary]`` float32."""
         self._ids.append(token_id)
         length = len(self._ids)
         ids = torch.tensor([token_id, length - 1], device=self._runner.device)
         return self._runner.forward(ids[:1], ids[1:], self.cache, length)
 
     def score(self, token_ids: TokenIds) -> Tensor:
-        """Run given tokens; the last one needs no forward."""
+        """Run given tokens; return the logits before each of them, ``[tokens, vocabulary]`` float32."""
+        # The last one's successor is not asked for, so it needs no forward.
         start, inputs = len(self._ids), token_ids[:-1]
         if not len(inputs):
             return self.logits[None]
@@ -94,10 +80,10 @@ class PlainAnswer:
         Of the prompt, all of them computed.
     """
 
-    def __init__(self, session: PlainSession, token_ids: TokenIds, spans: tuple[Span, ...]) -> None:
+    def __init__(self, session: PlainSession, token_ids: Tensor, spans: tuple[Span, ...]) -> None:
         self._session = session
         self.spans = spans
-        self.logits = session.forward(torch.from_numpy(token_ids))
+        self.logits = session.forward(token_ids)
 
     def step(self, token_id: int) -> Tensor:
         """Run one token."""

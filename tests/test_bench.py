@@ -16,6 +16,7 @@ from kvboost_rag.bench.data import fitted, read_samples
 from kvboost_rag.bench.measure import Meter
 from kvboost_rag.bench.methods import ANSWER_TOKENS, FirstToken, Method, Question, make_method, token_ids
 from kvboost_rag.bench.options import INSTRUCTION
+from kvboost_rag.bench.partial import Partial
 from kvboost_rag.bench.plain import PlainModel
 from kvboost_rag.bench.quality import answer_text, chosen_letter, divergence, exact_match, normalised, token_f1
 from kvboost_rag.bench.setup import build_engine, ingest_rates
@@ -114,13 +115,16 @@ def test_right_answers_count(options):
     assert result["summary"]["none"]["f1_when_full_right"] < 1
 
 
-def test_choices_are_answered_by_letter(options, engine, tmp_path):
+@pytest.mark.parametrize("right", [0, 1, 2])
+def test_choices_are_answered_by_letter(options, engine, tmp_path, right):
     choices = ["a horse", "Zebra", "no one"]
-    result = run_bench(options(row(0, choices=choices), row(1)))
-    (question,) = questions(engine, row(0, choices=choices), tmp_path=tmp_path)
+    changes = {"choices": choices, "answers": [choices[right].upper()]}
+    result = run_bench(options(row(0, **changes), row(1), methods=("full",)))
+    (question,) = questions(engine, row(0, **changes), tmp_path=tmp_path)
     assert question.text.endswith("\nA. a horse\nB. Zebra\nC. no one\nAnswer with the letter of the right option.")
     logits = engine.score(question.text, [0], documents=question.documents, reuse=False).logits[0]
-    expected = float(max("ABC", key=lambda letter: logits[ord(letter) - ord("!")]) == "B")
+    letter_ids = [engine.tokenizer(letter, add_special_tokens=False).input_ids[0] for letter in "ABC"]
+    expected = float(int(logits[letter_ids].argmax()) == right)
     assert [s["methods"]["full"]["accuracy"] for s in result["samples"]] == [expected, None]
     assert result["summary"]["full"]["accuracy"] == expected
     assert "accuracy" in format_table(result)
@@ -378,14 +382,28 @@ def test_a_torn_last_line_is_measured_again(interrupted, monkeypatch, caplog):
     assert [s["id"] for s in result["samples"]] == ["q0", "q1", "q2", "q3"]
 
 
-@pytest.mark.parametrize("line", [0, 1])
-def test_a_damaged_line_is_named(interrupted, line):
-    path = partial_of(interrupted)
+def test_records_behind_a_torn_line_can_be_read(tmp_path, caplog):
+    partial = Partial(tmp_path / "out.json")
+    partial.start({"seed": 1}, {"rate": 2})
+    path = tmp_path / "out.json.partial.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"id": "torn')
+    assert partial.read({"seed": 1}) == ({"rate": 2}, [])
+    partial.append({"id": "q", "methods": {}})
+    assert partial.read({"seed": 1}) == ({"rate": 2}, [{"id": "q", "methods": {}}])
+
+
+@pytest.mark.parametrize("line", [1, 2])
+@pytest.mark.parametrize("damaged", ['{"id": "q', "{}", "[]", "\x00"])
+def test_a_damaged_line_is_named(tmp_path, line, damaged):
+    partial = Partial(tmp_path / "out.json")
+    partial.start({"seed": 1}, {})
+    partial.append({"id": "q", "methods": {}})
+    path = tmp_path / "out.json.partial.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines()
-    lines[line] = lines[line][:30]
+    lines[line - 1] = damaged
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"line {line + 1} is damaged; delete the file"):
-        run_bench(interrupted)
+    with pytest.raises(ValueError, match=rf"line {line} is damaged; delete the file, or choose another --output"):
+        partial.read({"seed": 1})
 
 
 # Question files

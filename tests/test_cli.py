@@ -58,7 +58,7 @@ def test_demo_over_a_folder_prints_sources_and_strip(smollm2, capsys, folder, tm
         (["demo", "--k", "0"], "ask for at least 1"),
         (["demo", "--repair", "magic"], "unknown repair 'magic'"),
         (["inspect", "nowhere"], "nowhere is not a folder"),
-        (["bench", "--data", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["bench", "--data", "nowhere.jsonl", "--output", "out.json"], "nowhere.jsonl"),
     ],
 )
 def test_errors_are_one_line_with_the_remedy(arguments, message, capsys, monkeypatch, tmp_path):

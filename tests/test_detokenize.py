@@ -15,6 +15,9 @@ CORPUS = [
 ] * 3
 
 
+CROSSING = "Ńä¸"
+
+
 def byte_level() -> PreTrainedTokenizerFast:
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -23,7 +26,8 @@ def byte_level() -> PreTrainedTokenizerFast:
         vocab_size=340, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<s>", "</s>"]
     )
     raw.train_from_iterator(CORPUS, trainer)
-    raw.add_tokens(["<plain>"])
+    # Begins with the end of one 中 and ends inside the next.
+    raw.add_tokens(["<plain>", CROSSING])
     return PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="</s>")
 
 
@@ -145,6 +149,11 @@ class CountingTokenizer(PreTrainedTokenizerFast):
     def decode(self, token_ids, **kwargs):
         CountingTokenizer.most = max(CountingTokenizer.most, len(token_ids))
         return super().decode(token_ids, **kwargs)
+
+
+def test_tokens_that_never_end_with_a_character():
+    ids = [*ids_of_bytes("中".encode()[:2]), *[BYTES.convert_tokens_to_ids(CROSSING)] * 60]
+    assert pieces_of(BYTES, ids) == ["", "", *["中"] * 60, "\ufffd"]
 
 
 @pytest.mark.parametrize("values", [b"a long answer ", "中".encode(), b"\xff", b"\xe2", b"\xf0\x9f"])

@@ -20,6 +20,7 @@ ORDER = [
     {"model", "tokens", "store", "loading", "locate", "prompt"},
     {"prefix", "registry", "repair"},
     {"encode", "compose", "plan", "assemble", "prefill", "decode", "session"},
+    {"library", "answering"},
     {"engine"},
     {"bench", "embedding", "demo_documents", "demo_layout", "inspection"},
     {"retrieval"},

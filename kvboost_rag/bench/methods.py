@@ -7,12 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 from kvboost_rag.bench.plain import PlainAnswer, PlainModel
 from kvboost_rag.engine import KVBoostEngine
-from kvboost_rag.repair import NoRepair
 from kvboost_rag.types import Document, SpanKind, TokenIds
 
 __all__ = ["ANSWER_TOKENS", "KEPT_PROMPTS", "Answered", "FirstToken", "Method", "Question", "make_method", "token_ids"]
@@ -107,8 +105,7 @@ def token_ids(engine: KVBoostEngine, question: Question, answer_tokens: int) -> 
     ContextWindowError
         If prompt and answer exceed the context window.
     """
-    request = engine._request(question.text, question.documents, {}, NoRepair(), False, answer_tokens)
-    return np.concatenate([piece.token_ids for piece in request.pieces])
+    return engine.tokenize(question.text, documents=question.documents, max_tokens=answer_tokens)
 
 
 class _Plain(Method):

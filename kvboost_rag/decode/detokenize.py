@@ -10,11 +10,10 @@ __all__ = ["Detokenizer"]
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _BROKEN = "\ufffd"
-# Decoders treat the first token of a list differently, so some tokens are decoded again in front of new ones.
-_CONTEXT = 4
-# A UTF-8 character has at most this many bytes, so a border with as many tokens behind it does not move any more.
-_CHARACTER = 4
-_MOST_PENDING = 16
+# Only the latest tokens are decoded again with a new one. The oldest of them may come out differently than in full (a
+# leading space stripped, a character cut); a UTF-8 character has at most 4 bytes, so the ones after them do not.
+_CONTEXT = 8
+_MOST_TOKENS = 16
 # What transformers' clean-up takes the spaces out of, in its order.
 _CLEAN_UP = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 # Only spaces go, so text can be cut after any character that no pattern goes on after, and both sides cleaned apart.
@@ -43,8 +42,7 @@ class Detokenizer:
         added = tokenizer.added_tokens_decoder
         self._special = set(tokenizer.all_special_ids) | {id for id, token in added.items() if token.special}
         self._cleans = _cleans_up(tokenizer)
-        self._context: list[int] = []
-        self._pending: list[int] = []
+        self._window: list[int] = []
         self._given = 0
         self._unclean = ""
 
@@ -64,43 +62,21 @@ class Detokenizer:
         token = self._tokenizer.convert_ids_to_tokens(token_id)
         if token is None or token_id in self._special:
             return ""
-        self._pending.append(token_id)
+        self._window.append(token_id)
         return "" if _BYTE_TOKEN.fullmatch(str(token)) else self._clean(self._advance())
 
     def flush(self) -> str:
         """Give what was held back; nothing may be pushed afterwards."""
-        rest = self._decode(self._context, self._pending)[self._given :]
-        self._pending = []
-        self._given = 0
-        return self._clean(rest, final=True)
+        return self._clean(self._raw(self._window)[self._given :], final=True)
 
     def _advance(self) -> str:
-        text = self._decode(self._context, self._pending)
+        text = self._raw(self._window)
         certain = len(text) - text.endswith(_BROKEN)
         piece, self._given = text[self._given : certain], certain
-        if certain == len(text):
-            self._context = (self._context + self._pending)[-_CONTEXT:]
-            self._pending = []
-            self._given = 0
-        elif len(self._pending) > _MOST_PENDING:
-            self._shorten(text)
+        if len(self._window) > _MOST_TOKENS:
+            self._window = self._window[-_CONTEXT:]
+            self._given = len(self._raw(self._window)) - (len(text) - certain)
         return piece
-
-    def _shorten(self, text: str) -> None:
-        """Move pending tokens into the context although the text still ends in a broken character."""
-        last = len(self._pending) - _CHARACTER
-        for cut in range(last, last - _CHARACTER, -1):
-            context = (self._context + self._pending[:cut])[-_CONTEXT:]
-            head = self._decode(self._context, self._pending[:cut])
-            tail = self._decode(context, self._pending[cut:])
-            if tail and head + tail == text:
-                self._context = context
-                self._pending = self._pending[cut:]
-                self._given -= len(head)
-                return
-
-    def _decode(self, context: list[int], ids: list[int]) -> str:
-        return self._raw(context + ids)[len(self._raw(context)) :]
 
     def _raw(self, ids: list[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

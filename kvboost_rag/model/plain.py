@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -27,11 +28,17 @@ class PlainSession:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._carried: dict[str, Any] = {}
+        self._seen = 0
+        # Before transformers 5.2, recurrent models ask for it once they carry a state.
+        self._wants_position = "cache_position" in inspect.signature(model.forward).parameters
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor) -> Tensor:
         """Append ``[tokens]`` int64 to the session; return the last token's logits ``[vocabulary]`` in float32."""
         ids = token_ids[None].to(self._model.device)
+        if self._carried and self._wants_position:
+            self._carried["cache_position"] = torch.arange(self._seen, self._seen + ids.shape[1], device=ids.device)
+        self._seen += ids.shape[1]
         with model_lock(self._model):
             out = self._model(input_ids=ids, use_cache=True, **self._carried)
         # Looked up among the keys, because asking a recent transformers for an old name warns.
