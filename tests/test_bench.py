@@ -304,8 +304,9 @@ def test_instruction_and_context_documents_reach_the_prompt(options, tmp_path):
         (question,) = questions(engine, row(), tmp_path=tmp_path)
         text = engine.tokenizer.decode(token_ids(engine, question, 1))
         assert "It was fast.\n\nNow tell: What ran, number 0? Short!<|im_end|>" in text
-        context = engine.tokenizer.decode(engine._encoder.context.token_ids)
-        assert context.endswith("Documents:\n\nOne paragraph.\n\nAnother\none.\n\n")
+        report = engine.generate(question.text, documents=question.documents, max_tokens=1, repair="none").report
+        # Without context documents the first document would be exact.
+        assert [s.document_id for s in report.spans if s.kind is SpanKind.EXACT] == [None]
 
 
 # Interruption

@@ -29,8 +29,11 @@ class PlainSession:
         self._model = model
         self._carried: dict[str, Any] = {}
         self._seen = 0
+        # Only the last token's logits are wanted; those of a whole prompt would cost up to a third of a prefill.
+        known = inspect.signature(model.forward).parameters
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
         # Before transformers 5.2, recurrent models ask for it once they carry a state.
-        self._wants_position = "cache_position" in inspect.signature(model.forward).parameters
+        self._wants_position = "cache_position" in known
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor) -> Tensor:
@@ -40,7 +43,7 @@ class PlainSession:
             self._carried["cache_position"] = torch.arange(self._seen, self._seen + ids.shape[1], device=ids.device)
         self._seen += ids.shape[1]
         with model_lock(self._model):
-            out = self._model(input_ids=ids, use_cache=True, **self._carried)
+            out = self._model(input_ids=ids, use_cache=True, **self._last_only, **self._carried)
         # Looked up among the keys, because asking a recent transformers for an old name warns.
         self._carried = {name: out[name] for name in list(out.keys()) if name in _CACHE_NAMES}
         logits: Tensor = out.logits[0, -1].float()
