@@ -85,6 +85,15 @@ class Request:
         """The whole prompt."""
         return np.concatenate([piece.token_ids for piece in self.pieces])
 
+    def is_current(self, registry: Registry) -> bool:
+        """Whether every document of the prompt is still known, with the same text."""
+        for piece in self.pieces:
+            if piece.chunks and piece.document_id is not None:
+                known = registry.get(piece.document_id)
+                if known is None or known.chunks != piece.chunks:
+                    return False
+        return True
+
     def report(self, session: Session, ttft: float) -> Report:
         """Describe a session that this request opened."""
         reused = isinstance(session, ReusingAnswer)
@@ -99,7 +108,7 @@ class Request:
 
 
 def compose_request(
-    asked: Asked, registry: Registry, renderer: Renderer, composer: Composer, window: int | None
+    asked: Asked, clock: Clock, registry: Registry, renderer: Renderer, composer: Composer, window: int | None
 ) -> Request:
     """Render a prompt, find its documents and tokenise it.
 
@@ -110,7 +119,6 @@ def compose_request(
     ContextWindowError
         If prompt and answer exceed ``window`` tokens.
     """
-    clock = Clock()
     documents = [_resolved(d, registry) for d in asked.documents]
     segments = renderer.render(asked.prompt, documents, asked.options)
     clock.lap("render")
@@ -163,9 +171,7 @@ class ReusePath:
 
     def keep(self, session: ReusingAnswer, request: Request) -> None:
         """Leave a session's KV to later prompts that begin alike."""
-        self._prefixes.put(
-            Prefix(session.token_ids, session.cache, session.all_spans, request.asked.repair.name)
-        )
+        self._prefixes.put(Prefix(session.token_ids, session.cache, session.all_spans, request.asked.repair.name))
 
 
 class PlainPath:

@@ -31,16 +31,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="%(name)s: %(message)s")
     try:
         args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has left; nothing is wrong. Python would complain again when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (KVBoostError, ValueError, OSError, ImportError) as error:
         print(f"kvboost-rag: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("kvboost-rag: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # Whoever read the output has left; nothing is wrong. Python would complain again when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return 0
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from kvboost_rag.prompt import Segment
 from kvboost_rag.registry import Registered, Registry
 from kvboost_rag.tokens import Tokens
-from kvboost_rag.types import Document, Match, Piece, TokenIds
+from kvboost_rag.types import Document, Match, Piece
 
 __all__ = ["Composer"]
 
@@ -43,14 +43,23 @@ class Composer:
         raw
             Whether the tokenizer's own beginning (as BOS) is still missing.
         """
-        start = self._tokens.start(segments[0].text) if raw else np.empty(0, dtype=np.int64)
-        pieces = [Piece(start)]
+        pieces, text = [], ""
+        if raw:
+            pieces.append(Piece(self._tokens.start("" if segments[0].document else segments[0].text)))
         for segment in segments:
+            parts: Iterable[str | Piece] = [segment.text]
             if segment.document is not None:
-                pieces.append(self._given(segment.document))
-            else:
-                pieces += self._found(segment.text)
-        return _joined(pieces)
+                parts = [self._given(segment.document)]
+            elif segment.searchable:
+                parts = self._found(segment.text)
+            for part in parts:
+                if isinstance(part, str):
+                    # Collected until the next document, so that text is tokenised as one wherever it came from.
+                    text += part
+                else:
+                    pieces += [Piece(self._tokens.template(text)), part]
+                    text = ""
+        return _joined([*pieces, Piece(self._tokens.template(text))])
 
     def _given(self, document: Document) -> Piece:
         """Make the piece of a document that the caller handed over apart."""
@@ -61,8 +70,8 @@ class Composer:
         else:
             reason = OTHER_TEXT
         if known is None or known.text != text:
-            return Piece(self._tokens.document(text), document.id, reason)
-        return Piece(self._ids(known), known.document.id)
+            return Piece(self._tokens.document(text), document.id, reason=reason)
+        return self._whole(known)
 
     def _by_text(self, text: str) -> Registered | None:
         for registered, match in self._registry.locate(text):
@@ -70,33 +79,33 @@ class Composer:
                 return registered
         return None
 
-    def _found(self, text: str) -> Iterator[Piece]:
+    def _found(self, text: str) -> Iterator[str | Piece]:
         """Cut text around the documents it holds."""
         done = 0
         for registered, match in self._registry.locate(text):
-            yield Piece(self._tokens.template(text[done : match.start]))
+            yield text[done : match.start]
             piece, done = self._located(registered, match)
             yield piece
-        yield Piece(self._tokens.template(text[done:]))
+        yield text[done:]
 
     def _located(self, registered: Registered, match: Match) -> tuple[Piece, int]:
         """Make the piece of a located document; also return where the text goes on behind it."""
         if match.complete:
-            return Piece(self._ids(registered), registered.document.id), match.end
+            return self._whole(registered), match.end
         length = match.end - match.start
         ids, offsets = self._tokens.document_with_offsets(registered.text)
         if offsets is None:
             cut = registered.text[:length]
-            return Piece(self._tokens.document(cut), registered.document.id, NO_OFFSETS), match.end
+            return Piece(self._tokens.document(cut), registered.document.id, reason=NO_OFFSETS), match.end
         # Only whole tokens of the document are a hit; what the cut left of the next one is text that follows.
         whole = next((i for i, (_, end) in enumerate(offsets) if end > length), len(offsets))
         end = offsets[whole - 1][1] if whole else 0
-        return Piece(ids[:whole], registered.document.id), match.start + end
+        return Piece(ids[:whole], registered.document.id, registered.chunks), match.start + end
 
-    def _ids(self, registered: Registered) -> TokenIds:
-        if registered.chunks:
-            return np.concatenate([chunk.token_ids for chunk in registered.chunks])
-        return self._tokens.document(registered.text)
+    def _whole(self, registered: Registered) -> Piece:
+        chunks = registered.chunks
+        ids = np.concatenate([c.token_ids for c in chunks]) if chunks else self._tokens.document(registered.text)
+        return Piece(ids, registered.document.id, chunks)
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:

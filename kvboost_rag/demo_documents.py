@@ -94,7 +94,7 @@ def read_folder(folder: str | Path) -> list[Document]:
     skipped: list[Path] = []
     for path in _walk(root, skipped):
         passages = _passages(_read(path)) if path.suffix.lower() in _SUFFIXES else []
-        name = path.relative_to(root).as_posix()
+        name = os.fsencode(path.relative_to(root).as_posix()).decode("utf-8", "backslashreplace")
         documents += _documents(name, passages)
         skipped += [] if passages else [path]
     _log_skipped(root, skipped)

@@ -18,8 +18,8 @@ from kvboost_rag.types import Chunk, ChunkKey, ChunkKV, Document, TokenIds
 
 __all__ = ["CanonicalContext", "Encoder"]
 
-# Rows times padded length of one ingest forward: enough to fill a CPU's caches, small enough for any memory.
-_BATCH_TOKENS = 1024
+# Rows times padded length of one ingest forward; 512 was faster than 1024 and 2048 on a CPU.
+_BATCH_TOKENS = 512
 
 
 @dataclass(frozen=True, eq=False)

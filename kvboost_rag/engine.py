@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,16 +16,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from kvboost_rag.answering import Asked, PlainPath, Request, ReusePath, Session, compose_request
+from kvboost_rag.answering import Asked, Clock, PlainPath, Request, ReusePath, Session, compose_request
 from kvboost_rag.chunking import AdaptiveChunker, Chunker
 from kvboost_rag.compose import Composer
-from kvboost_rag.decode import Delta, Finish, decode
+from kvboost_rag.decode import Delta, Finish, build_processors, decode
 from kvboost_rag.encode import CanonicalContext, Encoder
-from kvboost_rag.errors import EngineClosedError
+from kvboost_rag.errors import ContextWindowError, EngineClosedError
 from kvboost_rag.keys import prefix_seed
 from kvboost_rag.library import Library
 from kvboost_rag.loading import load_model
-from kvboost_rag.model import check_support, fingerprint
+from kvboost_rag.model import check_support, fingerprint, model_lock
 from kvboost_rag.plan import Planner
 from kvboost_rag.prefix import Prefix, PrefixCache
 from kvboost_rag.prompt import Layout, Prompt, Renderer
@@ -35,9 +36,11 @@ from kvboost_rag.sampling import Sampling, as_stops
 from kvboost_rag.session import ReusingAnswer
 from kvboost_rag.store import ChunkStore, DiskStore, MemoryStore, TieredStore
 from kvboost_rag.tokens import Tokens
-from kvboost_rag.types import Chunk, Document, Span, SpanKind, TokenIds
+from kvboost_rag.types import Document, Span, SpanKind, TokenIds
 
 __all__ = ["KVBoostEngine", "Located", "Scored"]
+
+logger = logging.getLogger("kvboost_rag")
 
 @dataclass(frozen=True)
 class Located:
@@ -134,6 +137,7 @@ class KVBoostEngine:
         self._lock = threading.RLock()
         self._closed = False
         self._counts: Counter[str] = Counter()
+        self._abandoned: deque[tuple[Session, Request]] = deque()
         self._tokens = Tokens(tokenizer)
         self._renderer = Renderer(tokenizer, layout or Layout())
         self._registry = Registry()
@@ -150,18 +154,30 @@ class KVBoostEngine:
     def _prepare_reuse(
         self, context_documents: Sequence[str], chunker: Chunker, namespace: str, cache_dir: str | Path | None
     ) -> Encoder:
-        self._runner = check_support(self.model)
-        self.fingerprint = fingerprint(self.model, self.tokenizer, namespace)
+        # Another engine's forward changes the model's attention setting for its length.
+        with model_lock(self.model):
+            self._runner = check_support(self.model)
+            self.fingerprint = fingerprint(self.model, self.tokenizer, namespace)
         context = CanonicalContext.of(self.fingerprint, self._context_ids(context_documents))
+        window = self._runner.architecture.max_positions
+        if window is not None and len(context.token_ids) >= window:
+            raise ContextWindowError(
+                f"head and context_documents have {len(context.token_ids)} tokens, but the model's context window is "
+                f"{window}; give fewer or shorter context_documents"
+            )
         self._encoder = Encoder(self._runner, self._tokens, chunker, context, self.fingerprint)
         if len(context.token_ids):
             span = Span(0, len(context.token_ids), SpanKind.COMPUTED)
             self._prefixes.put(Prefix(context.token_ids, self._encoder.context_kv, (span,), "", pinned=True))
         if cache_dir is not None:
-            self._store = TieredStore(self._store, DiskStore(Path(cache_dir), self.fingerprint))
-        self._planner = Planner(self._store, self._chunks_of, prefix_seed(self.fingerprint), context.key)
+            self._store = TieredStore(self._store, self._disk(Path(cache_dir)))
+        self._planner = Planner(self._store, prefix_seed(self.fingerprint), context.key)
         self._reuse = ReusePath(self._runner, self._planner, self._prefixes)
         return self._encoder
+
+    def _disk(self, folder: Path) -> DiskStore:
+        a = self._runner.architecture
+        return DiskStore(folder, self.fingerprint, (a.layers, a.kv_heads, a.head_dim), a.dtype)
 
     @classmethod
     def from_pretrained(
@@ -188,7 +204,11 @@ class KVBoostEngine:
         return cls(loaded, tokenizer, **options)
 
     def _context_ids(self, context_documents: Sequence[str]) -> TokenIds:
-        head = self._renderer.head
+        try:
+            head = self._renderer.head
+        except ValueError as error:
+            logger.warning("documents are encoded without a head, so none is ever exact: %s", error)
+            return np.empty(0, dtype=np.int64)
         ids = [] if self._renderer.uses_template else [self._tokens.start(head)]
         ids.append(self._tokens.template(head))
         for text in context_documents:
@@ -265,9 +285,9 @@ class KVBoostEngine:
             If they do not fit the context window together with an answer of ``max_tokens``.
         """
         self._check_open()
-        return self._compose(
-            Asked(prompt, documents or (), template_options or {}, self._repair, False, max_tokens)
-        ).token_ids
+        asked = Asked(prompt, _listed(documents), template_options or {}, self._repair, False, max_tokens)
+        with self._lock:
+            return self._compose(asked, Clock()).token_ids
 
     # Answers -----------------------------------------------------------------------------------------------------
 
@@ -338,12 +358,16 @@ class KVBoostEngine:
             repetition_penalty=repetition_penalty, seed=seed, stop=as_stops(stop), ignore_eos=ignore_eos,
         )
         method = self._repair if repair is None else parse_repair(repair)
-        asked = Asked(prompt, documents or (), template_options or {}, method, reuse, max_tokens)
+        # What the generation config makes of it is only known to the processors; better now than after the prefill.
+        build_processors(
+            sampling, self.model.generation_config, prompt_ids=np.zeros(1, dtype=np.int64), eos=(),
+            vocab_size=self.model.config.vocab_size,
+        )  # fmt: skip
+        asked = Asked(prompt, _listed(documents), template_options or {}, method, reuse, max_tokens)
         return self._stream(asked, sampling)
 
     def _stream(self, asked: Asked, sampling: Sampling) -> Generator[Delta, None, Result]:
-        request = self._compose(asked)
-        session = self._open(request)
+        request, session = self._open(asked)
         answer = decode(
             session.logits,
             lambda token: self._step(session, token),
@@ -368,7 +392,8 @@ class KVBoostEngine:
             yield first
             finish = yield from answer
         except GeneratorExit:
-            self._keep(session, request)
+            # The garbage collector may close a stream in any thread and inside any lock: kept at the next request.
+            self._abandoned.append((session, request))
             raise
         finally:
             answer.close()
@@ -395,32 +420,37 @@ class KVBoostEngine:
             Token ids of the answer, at least one.
         """
         self._check_open()
-        ids = np.asarray(continuation, dtype=np.int64)
-        if not ids.size:
-            raise ValueError("the continuation is empty; give at least one token id")
+        ids = np.asarray(continuation)
+        if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
+            raise ValueError("the continuation is no list of token ids; give at least one integer")
+        ids = ids.astype(np.int64)
         method = self._repair if repair is None else parse_repair(repair)
-        asked = Asked(prompt, documents or (), template_options or {}, method, reuse, len(ids))
-        request = self._compose(asked)
-        session = self._open(request)
+        asked = Asked(prompt, _listed(documents), template_options or {}, method, reuse, len(ids))
+        request, session = self._open(asked)
         ttft = request.clock.elapsed()
         with self._lock:
             logits = session.score(ids)
         return Scored(logits, request.report(session, ttft))
 
-    def _compose(self, asked: Asked) -> Request:
+    def _compose(self, asked: Asked, clock: Clock) -> Request:
         window = getattr(self.model.config, "max_position_embeddings", None)
-        with self._lock:
-            return compose_request(asked, self._registry, self._renderer, self._composer, window)
+        return compose_request(asked, clock, self._registry, self._renderer, self._composer, window)
 
-    def _open(self, request: Request) -> Session:
+    def _open(self, asked: Asked) -> tuple[Request, Session]:
+        """Compose and prefill under one lock, so that no document changes in between."""
+        clock = Clock()
         with self._lock:
             self._check_open()
-            path = self._reuse if self._reuse and request.asked.reuse else self._plain
+            while self._abandoned:
+                self._keep(*self._abandoned.popleft())
+            clock.lap("wait")
+            request = self._compose(asked, clock)
+            path = self._reuse if self._reuse and asked.reuse else self._plain
             session = path.open(request)
             self._counts["requests"] += 1
             for span in session.spans:
                 self._counts[span.kind.value] += span.tokens
-        return session
+        return request, session
 
     def _step(self, session: Session, token_id: int) -> Tensor:
         with self._lock:
@@ -429,12 +459,9 @@ class KVBoostEngine:
 
     def _keep(self, session: Session, request: Request) -> None:
         with self._lock:
-            if self._reuse and isinstance(session, ReusingAnswer) and not self._closed:
+            current = not self._closed and request.is_current(self._registry)
+            if self._reuse and isinstance(session, ReusingAnswer) and current:
                 self._reuse.keep(session, request)
-
-    def _chunks_of(self, document_id: str) -> Sequence[Chunk]:
-        registered = self._registry.get(document_id)
-        return registered.chunks if registered else ()
 
     # Life --------------------------------------------------------------------------------------------------------
 
@@ -458,6 +485,7 @@ class KVBoostEngine:
         with self._lock:
             if not self._closed:
                 self._closed = True
+                self._abandoned.clear()
                 self._prefixes.clear()
                 self._store.close()
 
@@ -475,3 +503,9 @@ class KVBoostEngine:
         """Close the engine."""
         self.close()
 
+
+
+def _listed(documents: Sequence[Document | str] | None) -> Sequence[Document | str]:
+    if isinstance(documents, (str, Document)):
+        raise TypeError("documents is a list of documents or ids; put a single one into a list")
+    return list(documents or ())

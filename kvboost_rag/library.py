@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tqdm.auto import tqdm
 
@@ -12,7 +12,7 @@ from kvboost_rag.encode import Encoder
 from kvboost_rag.prefix import PrefixCache
 from kvboost_rag.registry import Registered, Registry
 from kvboost_rag.store import ChunkStore
-from kvboost_rag.types import Chunk, ChunkKV, Document
+from kvboost_rag.types import Chunk, Document
 
 __all__ = ["Library"]
 
@@ -48,17 +48,43 @@ class Library:
         """Add documents; see :meth:`kvboost_rag.KVBoostEngine.add_documents`."""
         listed = _distinct(documents)
         prepared = {d.id: self._prepared(d) for d in listed}
-        missing = {i: r.chunks for i, r in prepared.items() if not self._is_stored(r.chunks)}
-        with tqdm(total=len(listed), unit="document", desc="prefill", disable=not show_progress) as bar:
-            for document_id in prepared.keys() - missing.keys():
-                self._register(prepared[document_id], [])
-                bar.update()
-            if self._encoder is not None:
-                entries = self._encoder.encode(list(missing.values()))
-                while (batch := self._compute(entries)) is not None:
-                    self._register(prepared[batch[0].chunk.document_id], batch)
+        old: list[Registered] = []
+        added: list[str] = []
+        try:
+            with tqdm(total=len(listed), unit="document", desc="prefill", disable=not show_progress) as bar:
+                for registered in self._added(prepared):
+                    old += self._replaced(registered)
+                    added.append(registered.document.id)
                     bar.update()
+        finally:
+            # Only now, because a text may have moved from one id to another.
+            self._forget(old)
+            self._drop_earlier_versions(added)
         return [d.id for d in listed]
+
+    def _added(self, prepared: Mapping[str, Registered]) -> Iterator[Registered]:
+        """Store KV where it is missing; yield each document, under the lock, once all of its KV is there."""
+        missing = []
+        for registered in prepared.values():
+            with self._lock:
+                if self._encoder is None or self._is_stored(registered.chunks):
+                    yield registered
+                else:
+                    missing.append(registered.chunks)
+        entries = self._encoder.encode(missing) if self._encoder else iter(())
+        while True:
+            with self._lock:
+                batch = next(entries, None)
+                if batch is None:
+                    return
+                for entry in batch:
+                    self._store.put(entry)
+                yield prepared[batch[0].chunk.document_id]
+
+    def _replaced(self, registered: Registered) -> list[Registered]:
+        old = self._registry.get(registered.document.id)
+        self._registry.put(registered)
+        return [old] if old is not None and old.text != registered.text else []
 
     def _prepared(self, document: Document) -> Registered:
         text = document.text.strip()
@@ -69,19 +95,6 @@ class Library:
     def _is_stored(self, chunks: Sequence[Chunk]) -> bool:
         return all(chunk.key.prefix in self._store for chunk in chunks)
 
-    def _compute(self, entries: Iterable[list[ChunkKV]]) -> list[ChunkKV] | None:
-        with self._lock:
-            return next(iter(entries), None)
-
-    def _register(self, registered: Registered, entries: Sequence[ChunkKV]) -> None:
-        with self._lock:
-            old = self._registry.get(registered.document.id)
-            for entry in entries:
-                self._store.put(entry)
-            self._registry.put(registered)
-            if old is not None and old.text != registered.text:
-                self._forget(old)
-
     def remove(self, document_ids: Iterable[str]) -> None:
         """Remove documents; see :meth:`kvboost_rag.KVBoostEngine.remove_documents`."""
         ids = [document_ids] if isinstance(document_ids, str) else list(dict.fromkeys(document_ids))
@@ -89,15 +102,21 @@ class Library:
             missing = self._registry.missing(ids)
             if missing:
                 raise KeyError(f"unknown document ids: {', '.join(map(repr, missing))}")
-            for document_id in ids:
-                old = self._registry.remove(document_id)
-                if old is not None:
-                    self._forget(old)
+            self._forget([r for i in ids if (r := self._registry.remove(i)) is not None])
 
-    def _forget(self, registered: Registered) -> None:
-        for chunk in self._registry.unused(registered.chunks):
-            self._store.delete(chunk.key)
-        self._prefixes.forget_documents([registered.document.id])
+    def _drop_earlier_versions(self, document_ids: Iterable[str]) -> None:
+        """Remove what an earlier process left on disk under these ids."""
+        with self._lock:
+            for document_id in document_ids:
+                self._store.drop_document(document_id, self._registry.is_used)
+
+    def _forget(self, gone: Sequence[Registered]) -> None:
+        with self._lock:
+            self._prefixes.forget_documents([registered.document.id for registered in gone])
+            for registered in gone:
+                for chunk in self._registry.unused(registered.chunks):
+                    self._store.delete(chunk.key)
+        self._drop_earlier_versions(registered.document.id for registered in gone)
 
 
 def _distinct(documents: Iterable[Document]) -> list[Document]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from kvboost_rag.types import Chunk, Piece, Placement, Plan, Span, SpanKind, Tok
 __all__ = ["Planner"]
 
 EARLIER_TURN = "computed over approximate documents in an earlier prompt"
+EARLIER_REPAIR = "repaired in an earlier prompt"
 NOT_STORED = "its KV is not in the store"
 OTHER_HISTORY = "encoded after another history"
 OTHER_DOCUMENT = "the same tokens, encoded in another document"
@@ -29,8 +30,6 @@ class Planner:
     ----------
     store
         Holds the chunks.
-    chunks_of
-        Document id -> its chunks, empty if it is not indexed.
     seed
         Prefix key of no tokens at all.
     context_key
@@ -38,7 +37,6 @@ class Planner:
     """
 
     store: ChunkStore
-    chunks_of: Callable[[str], Sequence[Chunk]]
     seed: str
     context_key: str
 
@@ -73,12 +71,11 @@ class Planner:
     ) -> Iterator[tuple[Span, Placement | None]]:
         """Plan the tokens from ``first`` on of a piece that begins at ``start``."""
         end = start + len(piece.token_ids)
-        chunks = self.chunks_of(piece.document_id) if piece.document_id is not None and not piece.reason else ()
-        if not chunks:
-            yield Span(first, end, SpanKind.COMPUTED, piece.document_id, piece.reason or ""), None
+        if not piece.chunks:
+            yield Span(first, end, SpanKind.COMPUTED, piece.document_id, piece.reason), None
             return
         same_history = chain(self.seed, ids[:start]) == self.context_key
-        for chunk in chunks:
+        for chunk in piece.chunks:
             begin, stop = max(start, first), min(start + len(chunk.token_ids), end)
             if begin < stop:
                 yield self._chunk(chunk, piece.document_id, same_history, begin, stop, begin - start)
@@ -107,10 +104,8 @@ def _from_prefix(hit: PrefixHit, start: int, end: int, document_id: str | None) 
         begin, stop = max(start, span.start), min(end, span.end)
         if begin >= stop:
             continue
-        if span.kind in (SpanKind.COMPUTED, SpanKind.EXACT):
-            yield Span(begin, stop, SpanKind.APPROXIMATE, document_id, span.reason or EARLIER_TURN)
-        else:
-            yield Span(begin, stop, span.kind, document_id, span.reason)
+        reason = EARLIER_REPAIR if span.kind is SpanKind.RECOMPUTED else span.reason or EARLIER_TURN
+        yield Span(begin, stop, SpanKind.APPROXIMATE, document_id, reason)
 
 
 def _last_computed(spans: list[Span]) -> list[Span]:

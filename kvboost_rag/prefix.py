@@ -74,6 +74,8 @@ class PrefixCache:
     """
 
     def __init__(self, max_bytes: int) -> None:
+        if max_bytes < 0:
+            raise ValueError(f"max_prefix_bytes is {max_bytes}; give 0 to keep no prompt, or a number of bytes")
         self._max_bytes = max_bytes
         self._entries: list[Prefix] = []
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from kvboost_rag.types import Document
+from kvboost_rag.types import Document, is_unicode
 
 __all__ = ["Layout", "Message", "Prompt", "Renderer", "Segment"]
 
@@ -17,8 +19,10 @@ Message = Mapping[str, Any]
 Prompt = str | Sequence[Message]
 
 # Private-use characters: they stand in no text that a person writes, and templates pass them through.
-_MARK = "\ue0b0{}\ue0b1"
+_DOCUMENT = "\ue0b0{}\ue0b1"
+_OPEN, _CLOSE = "\ue0b2", "\ue0b3"
 _MARKS = re.compile("\ue0b0([0-9]+)\ue0b1")
+_RESERVED = re.compile("[\ue0b0-\ue0b3]")
 
 
 @dataclass(frozen=True)
@@ -56,10 +60,21 @@ class Layout:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of the rendered prompt: a document, or text between documents."""
+    """A part of the rendered prompt: a document, or text between documents.
+
+    Parameters
+    ----------
+    text
+        As rendered.
+    document
+        The document that this is.
+    searchable
+        Whether documents may be looked for: in what callers wrote, never in what template and layout add.
+    """
 
     text: str
     document: Document | None = None
+    searchable: bool = False
 
 
 class Renderer:
@@ -79,28 +94,32 @@ class Renderer:
 
     @property
     def head(self) -> str:
-        """Everything that a laid-out prompt holds before its first document."""
+        """Everything that a laid-out prompt holds before its first document.
+
+        Raises
+        ------
+        ValueError
+            If the chat template does not keep what a user writes.
+        """
         mark = Document("", "")
         segments = self.render("x", [mark], {})
-        return "".join(segment.text for segment in segments[: _index_of(segments, mark)])
+        return "".join(segment.text for segment in takewhile(lambda s: s.document is not mark, segments))
 
     @property
     def separator(self) -> str:
         """Text between two documents."""
         return self._layout.separator
 
-    def is_raw(self, prompt: Prompt, documents: Sequence[Document]) -> bool:
-        """Whether the prompt is text to be continued as it stands, outside any template."""
-        return isinstance(prompt, str) and not (documents and self.uses_template)
-
     @property
     def uses_template(self) -> bool:
         """Whether questions go through the chat template."""
         return self._layout.chat and bool(self._tokenizer.chat_template)
 
-    def render(
-        self, prompt: Prompt, documents: Sequence[Document], options: Mapping[str, Any]
-    ) -> list[Segment]:
+    def is_raw(self, prompt: Prompt, documents: Sequence[Document]) -> bool:
+        """Whether the prompt is text to be continued as it stands, outside any template."""
+        return isinstance(prompt, str) and not (documents and self.uses_template)
+
+    def render(self, prompt: Prompt, documents: Sequence[Document], options: Mapping[str, Any]) -> list[Segment]:
         """Render a prompt.
 
         Parameters
@@ -118,27 +137,33 @@ class Renderer:
         ValueError
             If there is nothing to answer, a message is malformed, or the tokenizer has no template for messages.
         """
-        if isinstance(prompt, str):
-            if not prompt.strip():
-                raise ValueError("the prompt is empty; give a question or text to continue")
-            if self.is_raw(prompt, documents):
-                return self._segments(self._laid_out(prompt, documents) if documents else prompt, documents)
-            prompt = [{"role": "user", "content": prompt}]
-        return self._segments(self._template(self._placed(_checked(prompt), documents), options), documents)
+        messages = _checked([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+        if self.is_raw(prompt, documents):
+            question = _OPEN + messages[0]["content"] + _CLOSE
+            return _segments(self._laid_out(question, documents) if documents else question, documents)
+        marked = self._template(self._placed(_marked(messages), documents), options)
+        plain = self._template(self._placed(messages, documents), options)
+        written = sum(bool(message["content"].strip()) for message in messages)
+        whole = marked.count(_OPEN) == marked.count(_CLOSE) == written
+        if not whole or marked.replace(_OPEN, "").replace(_CLOSE, "") != plain:
+            # The template looks into what callers wrote; without marks, all of the text has to be searched.
+            marked = _OPEN + plain + _CLOSE
+        return _segments(marked, documents)
 
     def _laid_out(self, question: str, documents: Sequence[Document]) -> str:
-        marks = self._layout.separator.join(_MARK.format(i) for i in range(len(documents)))
+        marks = self._layout.separator.join(_DOCUMENT.format(i) for i in range(len(documents)))
         return self._layout.lead_in + marks + self._layout.question.replace("{question}", question)
 
-    def _placed(self, messages: list[dict[str, Any]], documents: Sequence[Document]) -> list[dict[str, Any]]:
-        if self._layout.system is not None and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": self._layout.system})
+    def _placed(self, messages: Sequence[Message], documents: Sequence[Document]) -> list[dict[str, Any]]:
+        placed = [dict(message) for message in messages]
+        if self._layout.system is not None and placed[0]["role"] != "system":
+            placed.insert(0, {"role": "system", "content": self._layout.system})
         if documents:
-            last = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=None)
+            last = max((i for i, m in enumerate(placed) if m["role"] == "user"), default=None)
             if last is None:
                 raise ValueError("documents go into the last user message, and there is none; add one")
-            messages[last]["content"] = self._laid_out(messages[last]["content"], documents)
-        return messages
+            placed[last]["content"] = self._laid_out(placed[last]["content"], documents)
+        return placed
 
     def _template(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
         if not self._tokenizer.chat_template:
@@ -146,22 +171,16 @@ class Renderer:
                 "the tokenizer has no chat template for messages; pass the prompt as text, or set "
                 "tokenizer.chat_template"
             )
-        rendered = self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **options
-        )
+        ours = {"tokenize", "add_generation_prompt"} & set(options)
+        if ours:
+            raise ValueError(f"template_options can not set {', '.join(sorted(ours))}: the engine does")
+        try:
+            rendered = self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **options
+            )
+        except TemplateError as error:
+            raise ValueError(f"the chat template refuses these messages: {error}") from error
         return str(rendered)
-
-    @staticmethod
-    def _segments(text: str, documents: Sequence[Document]) -> list[Segment]:
-        if not documents:
-            return [Segment(text)]
-        parts = _MARKS.split(text)
-        if [int(i) for i in parts[1::2]] != list(range(len(documents))):
-            raise ValueError("the chat template does not keep the user's text whole, so documents can not be placed")
-        segments = []
-        for i, part in enumerate(parts):
-            segments.append(Segment(part) if i % 2 == 0 else Segment(documents[int(part)].text, documents[int(part)]))
-        return [s for s in segments if s.text or s.document]
 
 
 def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -169,15 +188,44 @@ def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
         raise ValueError("there are no messages; give at least one with role and content")
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ValueError(f"message {i} is not a mapping with a role and a content")
-        if not isinstance(message.get("content"), str):
-            raise ValueError(f"message {i} ({message['role']}) has no text as its content")
-        if _MARKS.search(message["content"]):
-            raise ValueError(f"message {i} holds the private-use characters U+E0B0 and U+E0B1; remove them")
+            raise ValueError(f"message {i} is not a mapping with a role and a content; give it both")
+        content = message.get("content")
+        if not isinstance(content, str):
+            raise ValueError(f"message {i} ({message['role']}) has no text as its content; give it a str")
+        if _RESERVED.search(content) or not is_unicode(content):
+            raise ValueError(
+                f"message {i} holds lone surrogates or private-use characters from U+E0B0 to U+E0B3; remove them"
+            )
     if not any(message["content"].strip() for message in messages):
-        raise ValueError("every message is empty; give a question")
+        raise ValueError("the prompt is empty; give a question or text to continue")
     return [dict(message) for message in messages]
 
 
-def _index_of(segments: Sequence[Segment], document: Document) -> int:
-    return next(i for i, segment in enumerate(segments) if segment.document is document)
+def _marked(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Enclose what callers wrote, white space at its ends left outside, where a template may trim it."""
+    marked = []
+    for message in messages:
+        inner = message["content"].strip()
+        before, _, after = message["content"].partition(inner) if inner else ("", "", message["content"])
+        enclosed = f"{before}{_OPEN}{inner}{_CLOSE}{after}" if inner else message["content"]
+        marked.append({**message, "content": enclosed})
+    return marked
+
+
+def _segments(text: str, documents: Sequence[Document]) -> list[Segment]:
+    """Cut a rendered text at its marks."""
+    parts = _MARKS.split(text)
+    if [int(i) for i in parts[1::2]] != list(range(len(documents))):
+        raise ValueError("the chat template does not keep the user's text whole, so documents can not be placed")
+    segments: list[Segment] = []
+    inside = False
+    for i, part in enumerate(parts):
+        if i % 2:
+            segments.append(Segment(documents[int(part)].text, documents[int(part)]))
+            continue
+        for piece in re.split(f"([{_OPEN}{_CLOSE}])", part):
+            if piece in (_OPEN, _CLOSE):
+                inside = piece == _OPEN
+            elif piece:
+                segments.append(Segment(piece, searchable=inside))
+    return segments

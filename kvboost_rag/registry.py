@@ -52,19 +52,20 @@ class Registry:
         """Add a document; one with the same id is replaced."""
         self.remove(registered.document.id)
         handle, self._next_handle = self._next_handle, self._next_handle + 1
-        self._documents[registered.document.id] = registered
-        self._handles[registered.document.id] = handle
-        self._ids[handle] = registered.document.id
-        self._users.update(chunk.key.prefix for chunk in registered.chunks)
         self._locator.add(handle, registered.text)
+        self._ids[handle] = registered.document.id
+        self._handles[registered.document.id] = handle
+        self._users.update(chunk.key.prefix for chunk in registered.chunks)
+        self._documents[registered.document.id] = registered
 
     def remove(self, document_id: str) -> Registered | None:
         """Forget a document and return it; None if it is not known."""
         registered = self._documents.pop(document_id, None)
         if registered is not None:
-            handle = self._handles.pop(document_id)
-            del self._ids[handle]
-            self._locator.remove(handle)
+            # An interrupt may have left a document half added; taking it away must work all the same.
+            handle = self._handles.pop(document_id, -1)
+            if self._ids.pop(handle, None) is not None:
+                self._locator.remove(handle)
             self._users.subtract(chunk.key.prefix for chunk in registered.chunks)
         return registered
 
@@ -74,7 +75,8 @@ class Registry:
 
     def locate(self, text: str) -> list[tuple[Registered, Match]]:
         """Find known documents in a text, in the order of their places."""
-        return [(self._documents[self._ids[match.handle]], match) for match in self._locator.locate(text)]
+        found = ((self._documents.get(self._ids.get(m.handle, "")), m) for m in self._locator.locate(text))
+        return [(registered, match) for registered, match in found if registered is not None]
 
     def unused(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         """Keep the chunks that no known document has."""
@@ -90,6 +92,10 @@ class Registry:
     def __len__(self) -> int:
         """Count the documents."""
         return len(self._documents)
+
+    def is_used(self, prefix: str) -> bool:
+        """Whether a known document has the chunk with this prefix key."""
+        return self._users[prefix] > 0
 
     def missing(self, document_ids: Iterable[str]) -> list[str]:
         """Ids that are not known."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,13 +26,18 @@ class Tokens:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.tokenizer = tokenizer
+        # Whether special tokens are split is state of a fast tokenizer, which other threads and the caller may change
+        # between setting and use: each of the two ways gets a copy of its own, used by one thread at a time.
+        self.tokenizer = copy.deepcopy(tokenizer)
+        self._splitting = copy.deepcopy(tokenizer)
+        self._lock = threading.Lock()
         self._start = self._leading_special_ids()
         self._forgeable = _forgeable(tokenizer)
 
     def template(self, text: str) -> TokenIds:
         """Tokenise text of the prompt itself, in which special tokens keep their meaning."""
-        return _ids(self.tokenizer(text, add_special_tokens=False).input_ids)
+        with self._lock:
+            return _ids(self.tokenizer(text, add_special_tokens=False, split_special_tokens=False).input_ids)
 
     def document(self, text: str) -> TokenIds:
         """Tokenise text of a document, in which template tokens are plain text and can forge nothing."""
@@ -50,9 +57,10 @@ class Tokens:
 
     def _split_special(self, text: str) -> _Piece:
         fast = self.tokenizer.is_fast
-        out = self.tokenizer(
-            text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=fast
-        )
+        with self._lock:
+            out = self._splitting(
+                text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=fast
+            )
         return _Piece(_ids(out.input_ids), list(out.offset_mapping) if fast else None)
 
     def _harmless(self, text: str) -> list[str]:

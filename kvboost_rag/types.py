@@ -23,6 +23,7 @@ __all__ = [
     "Span",
     "SpanKind",
     "TokenIds",
+    "is_unicode",
 ]
 
 TokenIds = npt.NDArray[np.int64]
@@ -48,6 +49,24 @@ class Document:
     text: str
     version: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what could be neither found nor stored."""
+        for name in ("id", "text"):
+            value = getattr(self, name)
+            if not isinstance(value, str):
+                raise TypeError(f"a document's {name} is a str, not {type(value).__name__}")
+            if not is_unicode(value):
+                raise ValueError(f"the {name} of document {self.id!r} holds lone surrogates; decode it as UTF-8")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8, as tokenizers want it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -139,13 +158,16 @@ class Piece:
         The tokens of the piece.
     document_id
         The document this is, or None for text between documents.
+    chunks
+        Its stored chunks; the piece's tokens are a prefix of theirs.
     reason
         Why a document is not reused, when something other than a missing entry is the cause.
     """
 
     token_ids: TokenIds
     document_id: str | None = None
-    reason: str | None = None
+    chunks: tuple[Chunk, ...] = ()
+    reason: str = ""
 
 
 @dataclass(frozen=True)

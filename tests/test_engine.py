@@ -17,7 +17,7 @@ from kvboost_rag import (
     ModelOutputError,
     SpanKind,
 )
-from kvboost_rag.answering import Asked
+from kvboost_rag.answering import Asked, Clock
 from kvboost_rag.chunking import AdaptiveChunker
 
 ZEBRA = "The zebra ran over the plain. It was fast and striped, and it saw a lion.\n\nThen it ran home."
@@ -193,7 +193,7 @@ def test_template_tokens_in_a_document_stay_text():
     special = set(engine.tokenizer.all_special_ids)
     assert not special & set(engine._registry.get("evil").chunks[0].token_ids.tolist())
     for documents, prompt in ((["evil"], "Why?"), ((), [{"role": "user", "content": f"Read:\n{evil}\nWhy?"}])):
-        request = engine._compose(Asked(prompt, documents, {}, engine._repair, True, 1))
+        request = engine._compose(Asked(prompt, documents, {}, engine._repair, True, 1), Clock())
         (piece,) = [p for p in request.pieces if p.document_id == "evil"]
         assert not special & set(piece.token_ids.tolist())
         others = [p for p in request.pieces if p.document_id is None]

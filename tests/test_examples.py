@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-EXAMPLES = sorted(ROOT.glob("examples/*.py"))
+EXAMPLES = [ROOT / "examples" / "quickstart.py"]
 
 
 def run(*arguments: str) -> str:

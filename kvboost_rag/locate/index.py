@@ -85,10 +85,13 @@ class Index:
         """
         if self._recent.pop(handle, None) is not None:
             return
-        place = next(i for i, shelf in enumerate(self._shelves) if shelf.remove(handle, text))
+        place = next((i for i, shelf in enumerate(self._shelves) if shelf.remove(handle, text)), None)
+        if place is None:
+            return
         shelf = self._shelves[place]
         if 2 * shelf.removed > len(shelf):
-            self._shelves[place : place + 1] = self._shelve(*shelf.rows())
+            smaller = self._shelve(*shelf.rows())
+            self._shelves = [*self._shelves[:place], *smaller, *self._shelves[place + 1 :]]
 
     def search(self, text: str) -> list[Hits]:
         """Find where in a text which rows may begin.
@@ -112,11 +115,12 @@ class Index:
         if not self._recent:
             return
         handles, texts = list(self._recent), list(self._recent.values())
-        self._recent = {}
-        while self._shelves and len(self._shelves[-1]) <= _GROWTH * len(handles):
-            older = self._shelves.pop().rows()
+        kept = list(self._shelves)
+        while kept and len(kept[-1]) <= _GROWTH * len(handles):
+            older = kept.pop().rows()
             handles, texts = older[0] + handles, older[1] + texts
-        self._shelves += self._shelve(handles, texts)
+        # Sorting takes long and may be interrupted: nothing is given up before it is done.
+        self._shelves, self._recent = kept + self._shelve(handles, texts), {}
 
     def _shelve(self, handles: Sequence[int], texts: Sequence[str]) -> list[Shelf]:
         return [Shelf(handles, texts, self._width)] if handles else []

@@ -3,6 +3,7 @@
 from kvboost_rag.model.architecture import Architecture
 from kvboost_rag.model.cache import KVCache
 from kvboost_rag.model.fingerprint import fingerprint
+from kvboost_rag.model.locking import model_lock
 from kvboost_rag.model.plain import PlainSession
 from kvboost_rag.model.runner import ModelRunner
 from kvboost_rag.model.steering import Chooser, Probe
@@ -17,4 +18,5 @@ __all__ = [
     "Probe",
     "check_support",
     "fingerprint",
+    "model_lock",
 ]

@@ -34,8 +34,8 @@ def chosen_tokens_attention(model: PreTrainedModel) -> Iterator[bool]:
         yield False
         return
     AttentionInterface.register(_NAME, _attend)
-    config._attn_implementation = _NAME
     try:
+        config._attn_implementation = _NAME
         yield True
     finally:
         config._attn_implementation = before

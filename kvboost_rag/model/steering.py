@@ -7,7 +7,7 @@ tokens run through the layers before the probe, the chosen ones through the rest
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -171,12 +171,8 @@ def _before_layer(
 @contextmanager
 def steered(layers: nn.ModuleList, steering: Steering) -> Iterator[None]:
     """Install the pre-hooks for one forward and remove them whatever happens."""
-    handles = [
-        layer.register_forward_pre_hook(partial(_before_layer, i, steering), with_kwargs=True)
-        for i, layer in enumerate(layers)
-    ]
-    try:
+    with ExitStack() as stack:
+        for i, layer in enumerate(layers):
+            hook = partial(_before_layer, i, steering)
+            stack.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

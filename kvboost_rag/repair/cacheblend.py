@@ -60,7 +60,7 @@ class CacheBlend(Repair):
     def name(self) -> str:
         """Specification, as ``selective:16+cacheblend:0.15:probe_layer=2``."""
         text = f"{self.seed.name}+" if self.seed else ""
-        text += f"cacheblend:{self.ratio:g}"
+        text += f"cacheblend:{self.ratio!r}"
         for option, default in (("probe_layer", 1), ("deviation", "values"), ("gradual", False)):
             value = getattr(self, option)
             text += f":{option}={str(value).lower()}" if value != default else ""

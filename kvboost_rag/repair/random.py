@@ -37,7 +37,7 @@ class RandomRepair(Repair):
     @property
     def name(self) -> str:
         """Specification, as ``random:0.15``."""
-        return f"random:{self.ratio:g}" + (f":seed={self.seed}" if self.seed else "")
+        return f"random:{self.ratio!r}" + (f":seed={self.seed}" if self.seed else "")
 
     def select(self, spans: Sequence[Span]) -> Tensor:
         """Choose tokens uniformly over all spans."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -37,6 +37,9 @@ class ChunkStore(ABC):
     @abstractmethod
     def delete(self, key: ChunkKey) -> None:
         """Forget a chunk; nothing happens if it is not there."""
+
+    def drop_document(self, document_id: str, is_used: Callable[[str], bool]) -> None:  # noqa: B027
+        """Forget chunks that an earlier process stored for a document and that ``is_used`` knows no use for."""
 
     @abstractmethod
     def __contains__(self, prefix: object) -> bool:

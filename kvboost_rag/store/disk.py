@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from kvboost_rag.types import Chunk, ChunkKey, ChunkKV, TokenIds
 __all__ = ["ChunkFile", "DiskStore", "read_headers"]
 
 _SUFFIX = ".kv.safetensors"
+_WRITING = ".writing-"
+_STALE_SECONDS = 3600.0
 _DAMAGE = (OSError, SafetensorError, KeyError, ValueError, RuntimeError)
 
 
@@ -46,6 +50,8 @@ class DiskStore(ChunkStore):
         Created if missing.
     fingerprint
         Only entries with this fingerprint are seen; others may live in the same folder.
+    shape, dtype
+        Layers, key-value heads and head dimension of the model's KV, and its dtype; anything else is damaged.
 
     Raises
     ------
@@ -53,15 +59,21 @@ class DiskStore(ChunkStore):
         If the folder can not be created or written.
     """
 
-    def __init__(self, folder: Path, fingerprint: str) -> None:
+    def __init__(self, folder: Path, fingerprint: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
         except OSError as error:
             raise ValueError(f"cache folder {folder} can not be used ({error}); give a writable folder") from error
+        _remove_stale(folder)
         self._folder = folder
         self._fingerprint = fingerprint
+        self._shape = shape
+        self._dtype = dtype
         self._files: dict[str, ChunkFile] = {}
         self._by_content: dict[str, dict[str, None]] = {}
+        self._by_document: dict[str, dict[str, None]] = {}
         for file in read_headers(folder):
             if file.fingerprint == fingerprint:
                 self._index(file)
@@ -69,6 +81,7 @@ class DiskStore(ChunkStore):
     def _index(self, file: ChunkFile) -> None:
         self._files[file.key.prefix] = file
         self._by_content.setdefault(file.key.content, {})[file.key.prefix] = None
+        self._by_document.setdefault(file.document_id, {})[file.key.prefix] = None
 
     def put(self, entry: ChunkKV) -> bool:
         """Write a chunk under a temporary name and rename it; False (and a log line) if the disk refuses."""
@@ -77,10 +90,11 @@ class DiskStore(ChunkStore):
         path = self._folder / f"{entry.chunk.key.prefix}{_SUFFIX}"
         try:
             _write_atomically(path, _serialise(entry, self._fingerprint))
+            file = _chunk_file(path, entry, self._fingerprint)
         except OSError as error:
             logger.warning("chunk %s was not written to disk: %s", entry.chunk.key.prefix, error)
             return False
-        self._index(_chunk_file(path, entry, self._fingerprint))
+        self._index(file)
         return True
 
     def get(self, prefix: str, token_ids: TokenIds) -> ChunkKV | None:
@@ -90,6 +104,7 @@ class DiskStore(ChunkStore):
             return None
         try:
             entry = _read(file)
+            self._check(entry)
         except _DAMAGE as error:
             logger.warning("%s can not be used (%s): treated as a miss", file.path.name, error)
             self._forget(file.key)
@@ -107,16 +122,33 @@ class DiskStore(ChunkStore):
     def delete(self, key: ChunkKey) -> None:
         """Remove a chunk's file."""
         file = self._files.get(key.prefix)
-        if file is not None:
-            self._forget(key)
+        if file is None:
+            return
+        self._forget(key)
+        try:
             file.path.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("%s could not be removed: %s", file.path.name, error)
+
+    def drop_document(self, document_id: str, is_used: Callable[[str], bool]) -> None:
+        """Remove the files of a document's earlier versions."""
+        for prefix in list(self._by_document.get(document_id, ())):
+            if not is_used(prefix):
+                self.delete(self._files[prefix].key)
+
+    def _check(self, entry: ChunkKV) -> None:
+        layers, heads, width = self._shape
+        wanted = (layers, heads, len(entry.chunk.token_ids), width)
+        for tensor in (entry.keys, entry.values):
+            if tuple(tensor.shape) != wanted or tensor.dtype != self._dtype:
+                raise ValueError(f"it holds {tuple(tensor.shape)} {tensor.dtype}, not {wanted} {self._dtype}")
 
     def _forget(self, key: ChunkKey) -> None:
-        del self._files[key.prefix]
-        siblings = self._by_content[key.content]
-        del siblings[key.prefix]
-        if not siblings:
-            del self._by_content[key.content]
+        file = self._files.pop(key.prefix)
+        for index, name in ((self._by_content, key.content), (self._by_document, file.document_id)):
+            index[name].pop(key.prefix, None)
+            if not index[name]:
+                del index[name]
 
     def __contains__(self, prefix: object) -> bool:
         """Whether a chunk with this prefix key is indexed."""
@@ -149,6 +181,14 @@ def read_headers(folder: Path) -> Iterator[ChunkFile]:
             )
         except _DAMAGE as error:
             logger.warning("%s is not a readable chunk file (%s): passed over", path.name, error)
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove what killed processes left half written; a living one renames its file within seconds."""
+    for path in folder.glob(f"{_WRITING}*"):
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                path.unlink()
 
 
 def _chunk_file(path: Path, entry: ChunkKV, fingerprint: str) -> ChunkFile:
@@ -187,7 +227,7 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
 
 
 def _write_atomically(path: Path, payload: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_WRITING)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(payload)

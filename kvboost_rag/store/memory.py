@@ -67,10 +67,16 @@ class MemoryStore(ChunkStore):
         if entry is None:
             return
         self._nbytes -= entry.nbytes
-        siblings = self._by_content[entry.chunk.key.content]
-        del siblings[prefix]
+        siblings = self._by_content.get(entry.chunk.key.content, {})
+        siblings.pop(prefix, None)
         if not siblings:
-            del self._by_content[entry.chunk.key.content]
+            self._by_content.pop(entry.chunk.key.content, None)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self._by_content.clear()
+        self._nbytes = 0
 
     def __contains__(self, prefix: object) -> bool:
         """Whether a chunk with this prefix key is stored."""

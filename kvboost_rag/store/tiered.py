@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from kvboost_rag.store.base import ChunkStore
 from kvboost_rag.types import ChunkKey, ChunkKV, TokenIds
@@ -45,6 +45,11 @@ class TieredStore(ChunkStore):
         """Forget a chunk in both."""
         self._fast.delete(key)
         self._slow.delete(key)
+
+    def drop_document(self, document_id: str, is_used: Callable[[str], bool]) -> None:
+        """Forget a document's unused chunks in both."""
+        self._fast.drop_document(document_id, is_used)
+        self._slow.drop_document(document_id, is_used)
 
     def __contains__(self, prefix: object) -> bool:
         """Whether either store holds a chunk with this prefix key."""
