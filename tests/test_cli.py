@@ -41,6 +41,7 @@ def test_demo_over_a_folder_prints_sources_and_strip(smollm2, capsys, folder, tm
     assert main(["demo", *arguments]) == 0
     out = capsys.readouterr().out
     assert "2 documents" in out
+    assert "sources: ink.txt, sea.md (best last)" in out
     assert "sources: sea.md, ink.txt (best first)" in out
     assert "full prefill" in out
     assert "C]" in out
