@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="index documents, ask questions, compare with full prefill")
     _model_arguments(demo)
+    demo.add_argument("--repair", default="cacheblend:0.15", help="repair method (default cacheblend:0.15)")
     demo.add_argument("--question", action="append", default=[], help="ask this instead (may be given several times)")
     demo.add_argument("--k", type=int, help="documents per question (default: 2 for smollm2, else 4)")
     demo.add_argument("--max-tokens", type=int, default=32, help="length of an answer (default 32)")
@@ -79,7 +80,6 @@ def _parser() -> argparse.ArgumentParser:
 def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="smollm2", help="folder, GGUF file, or model id (default: smollm2)")
     parser.add_argument("--docs", type=Path, help="folder of text files (default: the paragraphs that come along)")
-    parser.add_argument("--repair", default="cacheblend:0.15", help="repair method (default cacheblend:0.15)")
     parser.add_argument("--cache-dir", type=Path, help="where KV is kept for the next start")
 
 
@@ -145,7 +145,7 @@ def _precompute(args: argparse.Namespace) -> None:
 
     documents = read_folder(args.docs) if args.docs else demo_documents()
     folder = args.cache_dir or _default_cache()
-    with KVBoostEngine.from_pretrained(args.model, repair=args.repair, cache_dir=folder) as engine:
+    with KVBoostEngine.from_pretrained(args.model, cache_dir=folder) as engine:
         engine.add_documents(documents, show_progress=True)
         print(f"{len(documents)} documents, {engine.stats.document_tokens} tokens as KV in {folder}")
 

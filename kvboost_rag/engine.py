@@ -170,14 +170,15 @@ class KVBoostEngine:
             span = Span(0, len(context.token_ids), SpanKind.COMPUTED)
             self._prefixes.put(Prefix(context.token_ids, self._encoder.context_kv, (span,), "", pinned=True))
         if cache_dir is not None:
-            self._store = TieredStore(self._store, self._disk(Path(cache_dir)))
+            self._store = TieredStore(self._store, self._disk(Path(cache_dir), context.key))
         self._planner = Planner(self._store, prefix_seed(self.fingerprint), context.key)
         self._reuse = ReusePath(self._runner, self._planner, self._prefixes)
         return self._encoder
 
-    def _disk(self, folder: Path) -> DiskStore:
+    def _disk(self, folder: Path, identity: str) -> DiskStore:
+        # The context's key covers the model too, so that engines with other layouts may share a folder.
         a = self._runner.architecture
-        return DiskStore(folder, self.fingerprint, (a.layers, a.kv_heads, a.head_dim), a.dtype)
+        return DiskStore(folder, identity, (a.layers, a.kv_heads, a.head_dim), a.dtype)
 
     @classmethod
     def from_pretrained(

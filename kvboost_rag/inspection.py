@@ -20,7 +20,7 @@ class CachedDocument:
     document_id
         As it was added.
     fingerprint
-        Of the model that the KV belongs to.
+        Of the model and the canonical context that the KV belongs to.
     chunks, tokens, nbytes
         How much of it there is.
     """

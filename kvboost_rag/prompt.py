@@ -139,6 +139,8 @@ class Renderer:
         """
         messages = _checked([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
         if self.is_raw(prompt, documents):
+            if options:
+                raise ValueError("template_options have no use for a prompt without chat template; pass messages")
             question = _OPEN + messages[0]["content"] + _CLOSE
             return _segments(self._laid_out(question, documents) if documents else question, documents)
         marked = self._template(self._placed(_marked(messages), documents), options)

@@ -177,6 +177,15 @@ def test_a_file_that_can_not_be_removed_does_not_stop_the_removal(tmp_path):
         assert [d.id for d in engine.documents] == ["rain"]
 
 
+def test_engines_with_other_layouts_share_a_folder_without_disturbing_each_other(tmp_path, monkeypatch):
+    for layout in (Layout(), Layout(lead_in="Texts:\n")):
+        with make_engine(cache_dir=tmp_path, layout=layout) as engine:
+            engine.add_documents(DOCUMENTS)
+    with make_engine(cache_dir=tmp_path) as engine:
+        monkeypatch.setattr(engine._runner, "encode", lambda *a: pytest.fail("a forward"))
+        engine.add_documents(DOCUMENTS)
+
+
 @pytest.mark.parametrize(
     ("make", "error"),
     [
@@ -200,6 +209,8 @@ def test_prompts_and_arguments_of_the_wrong_kind_are_refused(engine):
         engine.generate("Why?", documents="zebra", **GREEDY)
     with pytest.raises(ValueError, match="can not set add_generation_prompt"):
         engine.generate(TALK, template_options={"add_generation_prompt": False}, **GREEDY)
+    with pytest.raises(ValueError, match="no use for a prompt without chat template"):
+        engine.generate("Why?", template_options={"enable_thinking": False}, **GREEDY)
     for wrong in ([], [[1, 2]], [1.5]):
         with pytest.raises(ValueError, match="at least one integer"):
             engine.score("Why?", wrong)
