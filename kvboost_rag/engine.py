@@ -33,7 +33,7 @@ from kvboost_rag.registry import Registry
 from kvboost_rag.repair import Repair, parse_repair
 from kvboost_rag.report import Report, Result, Stats
 from kvboost_rag.sampling import Sampling, as_stops
-from kvboost_rag.session import ReusingAnswer
+from kvboost_rag.session import ReusingAnswer, greedy_answer
 from kvboost_rag.store import ChunkStore, DiskStore, MemoryStore, TieredStore
 from kvboost_rag.tokens import Tokens
 from kvboost_rag.types import Document, Span, SpanKind, TokenIds
@@ -72,10 +72,13 @@ class Scored:
         ``[tokens, vocabulary]`` float32: row ``i`` is the model's opinion before it sees answer token ``i``.
     report
         Where the prompt's KV came from.
+    greedy
+        The model's own greedy answer of as many tokens, if it was asked for.
     """
 
     logits: Tensor
     report: Report
+    greedy: tuple[int, ...] | None = None
 
 
 class KVBoostEngine:
@@ -410,6 +413,7 @@ class KVBoostEngine:
         repair: str | Repair | None = None,
         reuse: bool = True,
         template_options: Mapping[str, Any] | None = None,
+        greedy: bool = False,
     ) -> Scored:
         """Compute the logits of a given answer (teacher-forced), to compare repair methods.
 
@@ -419,6 +423,8 @@ class KVBoostEngine:
             As for :meth:`stream`.
         continuation
             Token ids of the answer, at least one.
+        greedy
+            Also answer freely, over the same prefill: the likeliest token every time, through any end of text.
         """
         self._check_open()
         ids = np.asarray(continuation)
@@ -431,7 +437,8 @@ class KVBoostEngine:
         ttft = request.clock.elapsed()
         with self._lock:
             logits = session.score(ids)
-        return Scored(logits, request.report(session, ttft))
+            own = greedy_answer(session, ids, logits) if greedy else None
+        return Scored(logits, request.report(session, ttft), own)
 
     def _compose(self, asked: Asked, clock: Clock) -> Request:
         window = getattr(self.model.config, "max_position_embeddings", None)

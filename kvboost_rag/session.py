@@ -9,7 +9,7 @@ from torch import Tensor
 from kvboost_rag.model import KVCache, ModelRunner, PlainSession
 from kvboost_rag.types import Span, SpanKind, TokenIds
 
-__all__ = ["PlainAnswer", "ReusingAnswer"]
+__all__ = ["PlainAnswer", "ReusingAnswer", "greedy_answer"]
 
 
 class ReusingAnswer:
@@ -54,6 +54,10 @@ class ReusingAnswer:
         positions = torch.arange(start, start + len(inputs), device=ids.device)
         return torch.cat([self.logits[None], self._runner.score(ids, positions, self.cache, len(self._ids))])
 
+    def rewind(self) -> None:
+        """Forget the answer; its slots are written anew."""
+        del self._ids[self.spans[-1].end :]
+
     @property
     def token_ids(self) -> TokenIds:
         """Prompt and answer, as far as their KV exists."""
@@ -82,6 +86,7 @@ class PlainAnswer:
 
     def __init__(self, session: PlainSession, token_ids: Tensor, spans: tuple[Span, ...]) -> None:
         self._session = session
+        self._prompt = token_ids
         self.spans = spans
         self.logits = session.forward(token_ids)
 
@@ -92,3 +97,36 @@ class PlainAnswer:
     def score(self, token_ids: TokenIds) -> Tensor:
         """Run given tokens, one at a time."""
         return torch.stack([self.logits, *(self.step(int(i)) for i in token_ids[:-1])])
+
+    def rewind(self) -> None:
+        """Forget the answer; a state that can not be cropped is computed anew."""
+        self._session = self._session.fresh()
+        self._session.forward(self._prompt)
+
+
+def greedy_answer(session: ReusingAnswer | PlainAnswer, token_ids: TokenIds, logits: Tensor) -> tuple[int, ...]:
+    """Answer greedily, with as many tokens as a given answer that has just been scored.
+
+    Parameters
+    ----------
+    session
+        Has run the given answer, and is left with the own one.
+    token_ids
+        ``[tokens]`` int64, the given answer.
+    logits
+        ``[tokens, vocabulary]``, as :meth:`ReusingAnswer.score` returned them.
+    """
+    best = logits.argmax(dim=-1).tolist()
+    given = token_ids.tolist()
+    if best == given:
+        return tuple(given)
+    # Up to the first difference, the own answer is the given one.
+    same = next(i for i, (a, b) in enumerate(zip(best, given, strict=True)) if a != b)
+    own = best[: same + 1]
+    session.rewind()
+    row = session.score(np.array([*own, 0], dtype=np.int64))[-1]
+    while len(own) < len(given):
+        own.append(int(row.argmax()))
+        if len(own) < len(given):
+            row = session.step(own[-1])
+    return tuple(own)

@@ -14,7 +14,7 @@ from kvboost_rag import KVBoostEngine, SpanKind
 from kvboost_rag.bench import BenchOptions, add_arguments, format_table, options_from, run_bench
 from kvboost_rag.bench.data import fitted, read_samples
 from kvboost_rag.bench.measure import Meter
-from kvboost_rag.bench.methods import ANSWER_TOKENS, FirstToken, Method, Question, make_method, token_ids
+from kvboost_rag.bench.methods import ANSWER_TOKENS, Answered, FirstToken, Method, Question, make_method, token_ids
 from kvboost_rag.bench.options import INSTRUCTION
 from kvboost_rag.bench.partial import Partial
 from kvboost_rag.bench.plain import PlainModel
@@ -240,15 +240,36 @@ class Recorded(Method):
         return FirstToken(float(len(self.calls)), None, 0.0, 1)
 
     def answer(self, question, reference):
-        raise NotImplementedError
+        assert (reference is None) == (self.name == "full")
+        return Answered((1, 2), torch.zeros(2, 3), self.first_token(question))
 
 
 def test_the_order_of_methods_turns_with_the_samples(engine):
-    calls: list[str] = []
-    meter = Meter(engine, {name: Recorded(name, calls) for name in "abc"}, repeats=2)
+    turns = []
     for index in range(4):
-        meter._first_tokens(Question("x", ()), index)
-    assert "".join(calls) == "abcabc" + "bcabca" + "cabcab" + "abcabc"
+        calls: list[str] = []
+        meter = Meter(engine, {name: Recorded(name, calls) for name in ("full", "b", "c")}, repeats=2)
+        question = Question("x", ())
+        times = meter._first_tokens(question, index, meter._answers(question, index))
+        assert [first.seconds for first in times["full"]][::2] == [1.0, 7.0]
+        turns.append(" ".join(calls))
+    assert turns == [
+        "full b c full b c full", "full b c b c full full", "full c b c full b full", "full b c full b c full"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_scoring_answers_freely_over_the_same_prefill(engine, tmp_path, reuse):
+    (question,) = questions(engine, row(), tmp_path=tmp_path)
+    own = engine.generate(
+        question.text, documents=question.documents, max_tokens=8, temperature=0.0, ignore_eos=True, reuse=reuse
+    ).token_ids
+    for given in (own, (*own[:3], 5, 6, 7, 8, 9), (0,) * 8, own[:1]):
+        scored = engine.score(question.text, given, documents=question.documents, reuse=reuse, greedy=True)
+        assert scored.greedy == own[: len(given)]
+        alone = engine.score(question.text, given, documents=question.documents, reuse=reuse)
+        assert alone.greedy is None
+        assert (scored.logits - alone.logits).abs().max() < 1e-5
 
 
 def test_documents_are_ingested_alone_and_go_when_no_longer_needed(engine, tmp_path, monkeypatch):
@@ -280,8 +301,8 @@ def test_the_warm_up_leaves_only_the_head(options):
 def test_random_repairs_take_the_seed(engine, tmp_path, monkeypatch):
     (question,) = questions(engine, row(), tmp_path=tmp_path)
     asked = []
-    generate = engine.generate
-    monkeypatch.setattr(engine, "generate", lambda *a, **k: asked.append(k["repair"]) or generate(*a, **k))
+    score = engine.score
+    monkeypatch.setattr(engine, "score", lambda *a, **k: asked.append(k["repair"]) or score(*a, **k))
     for name in ("random:0.3", "random:0.3:seed=7", "none"):
         make_method(name, engine, 5).first_token(question)
     assert asked == ["random:0.3:seed=5", "random:0.3:seed=7", "none"]

@@ -70,8 +70,9 @@ class Meter:
         """
         question = Question(sample.prompt, sample.documents)
         ingest = self._ingest(question)
-        times = self._first_tokens(question, index)
-        figures = self._figures(sample, question, times)
+        answers = self._answers(question, index)
+        times = self._first_tokens(question, index, answers)
+        figures = self._figures(sample, answers, times)
         for method in self._methods.values():
             method.finish()
         self._drop_all_but(following)
@@ -98,23 +99,41 @@ class Meter:
         kept = {document.id for document in following.documents} if following else set()
         self._engine.remove_documents([d.id for d in self._engine.documents if d.id not in kept])
 
-    def _first_tokens(self, question: Question, index: int) -> dict[str, list[FirstToken]]:
-        """Time every method, each time in another order over the samples, so that none always comes first."""
-        names = list(self._methods)
-        turn = index % len(names)
-        times: dict[str, list[FirstToken]] = {name: [] for name in names}
-        for _ in range(self._repeats):
-            for name in names[turn:] + names[:turn]:
+    def _answers(self, question: Question, index: int) -> dict[str, Answered]:
+        """Let every method answer, full prefill first because the others are compared with its answer."""
+        answers = {"full": self._methods["full"].answer(question, None)}
+        for name in self._in_turn(index):
+            if name != "full":
+                answers[name] = self._methods[name].answer(question, answers["full"].token_ids)
+        return answers
+
+    def _first_tokens(
+        self, question: Question, index: int, answers: Mapping[str, Answered]
+    ) -> dict[str, list[FirstToken]]:
+        """Collect the answers' TTFT and measure more, full prefill's once more than the others'.
+
+        The machine may slow down or speed up in between; full prefill is measured before and after all others.
+        """
+        times = {name: [answered.first] for name, answered in answers.items()}
+        for _ in range(self._repeats - 1):
+            for name in self._in_turn(index):
                 times[name].append(self._methods[name].first_token(question))
+        times["full"].append(self._methods["full"].first_token(question))
         return times
 
-    def _figures(self, sample: Sample, question: Question, times: Mapping[str, list[FirstToken]]) -> dict[str, Any]:
-        reference = self._methods["full"].answer(question, None)
-        figures = {}
+    def _in_turn(self, index: int) -> list[str]:
+        """Name the methods in another order for each sample, so that none always follows the same one."""
+        names = list(self._methods)
+        turn = index % len(names)
+        return names[turn:] + names[:turn]
+
+    def _figures(
+        self, sample: Sample, answers: Mapping[str, Answered], times: Mapping[str, Sequence[FirstToken]]
+    ) -> dict[str, Any]:
+        reference = answers["full"]
         full_seconds = _seconds(times["full"])
-        for name, method in self._methods.items():
-            answered = reference if name == "full" else method.answer(question, reference.token_ids)
-            figures[name] = {
+        return {
+            name: {
                 "ttft_ms": 1000 * _seconds(times[name]),
                 "ttft_ratio": _seconds(times[name]) / full_seconds,
                 "recomputed_share": times[name][0].recomputed_share,
@@ -122,7 +141,8 @@ class Meter:
                 **self._likeness(reference, answered),
                 **self._rightness(sample, answered.token_ids, answered.logits[0]),
             }
-        return figures
+            for name, answered in answers.items()
+        }
 
     @staticmethod
     def _likeness(reference: Answered, answered: Answered) -> dict[str, float]:

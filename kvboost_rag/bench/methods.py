@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from kvboost_rag.bench.plain import PlainAnswer, PlainModel
-from kvboost_rag.engine import KVBoostEngine
+from kvboost_rag.engine import KVBoostEngine, Scored
+from kvboost_rag.report import Report
 from kvboost_rag.types import Document, SpanKind, TokenIds
 
 __all__ = ["ANSWER_TOKENS", "KEPT_PROMPTS", "Answered", "FirstToken", "Method", "Question", "make_method", "token_ids"]
@@ -63,10 +63,13 @@ class Answered:
         Greedy, through any end of text.
     logits
         ``[tokens, vocabulary]`` float32, teacher-forced over the reference's tokens.
+    first
+        The first token, timed on the way.
     """
 
     token_ids: tuple[int, ...]
     logits: Tensor
+    first: FirstToken
 
 
 class Method(ABC):
@@ -116,21 +119,22 @@ class _Plain(Method):
         self._model = model
 
     def first_token(self, question: Question) -> FirstToken:
+        return self._prefill(question)[1]
+
+    def answer(self, question: Question, reference: tuple[int, ...] | None) -> Answered:
+        prompt, first = self._prefill(question)
+        chosen, logits = prompt.greedy(ANSWER_TOKENS)
+        if reference not in (None, chosen):
+            logits = self._prefill(question)[0].score(reference)
+        return Answered(chosen, logits, first)
+
+    def _prefill(self, question: Question) -> tuple[PlainAnswer, FirstToken]:
         start = time.perf_counter()
-        ids = token_ids(self._engine, question, 1)
+        ids = token_ids(self._engine, question, ANSWER_TOKENS)
         answer = self._model.prefill(ids)
         int(answer.logits.argmax())
         seconds = time.perf_counter() - start
-        return FirstToken(seconds, 1.0, answer.reused / len(ids), len(ids))
-
-    def answer(self, question: Question, reference: tuple[int, ...] | None) -> Answered:
-        chosen, logits = self._prefill(question).greedy(ANSWER_TOKENS)
-        if reference not in (None, chosen):
-            logits = self._prefill(question).score(reference)
-        return Answered(chosen, logits)
-
-    def _prefill(self, question: Question) -> PlainAnswer:
-        return self._model.prefill(token_ids(self._engine, question, ANSWER_TOKENS))
+        return answer, FirstToken(seconds, 1.0, answer.reused / len(ids), len(ids))
 
 
 class _PrefixCache(_Plain):
@@ -152,18 +156,24 @@ class _Repaired(Method):
         self._repair = repair
 
     def first_token(self, question: Question) -> FirstToken:
-        report = self._engine.generate(
-            question.text, documents=question.documents, max_tokens=1, temperature=0.0, repair=self._repair
-        ).report
-        inexact = report.tokens(SpanKind.APPROXIMATE) + report.tokens(SpanKind.RECOMPUTED)
-        share = report.recomputed_share if inexact else None
-        return FirstToken(report.ttft, share, report.reused_share, report.prompt_tokens)
+        return _first(self._score(question, (0,), greedy=False).report)
 
     def answer(self, question: Question, reference: tuple[int, ...] | None) -> Answered:
-        documents: Sequence[Document] = question.documents
-        chosen = self._engine.generate(
-            question.text, documents=documents, max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True,
-            repair=self._repair,
-        ).token_ids  # fmt: skip
-        scored = self._engine.score(question.text, reference or chosen, documents=documents, repair=self._repair)
-        return Answered(chosen, scored.logits)
+        if reference is None:
+            # Any tokens will do to find the own ones, which are then scored.
+            reference = self._score(question, (0,) * ANSWER_TOKENS, greedy=True).greedy
+            assert reference is not None
+        scored = self._score(question, reference, greedy=True)
+        assert scored.greedy is not None
+        return Answered(scored.greedy, scored.logits, _first(scored.report))
+
+    def _score(self, question: Question, tokens: tuple[int, ...], *, greedy: bool) -> Scored:
+        return self._engine.score(
+            question.text, tokens, documents=question.documents, repair=self._repair, greedy=greedy
+        )
+
+
+def _first(report: Report) -> FirstToken:
+    inexact = report.tokens(SpanKind.APPROXIMATE) + report.tokens(SpanKind.RECOMPUTED)
+    share = report.recomputed_share if inexact else None
+    return FirstToken(report.ttft, share, report.reused_share, report.prompt_tokens)

@@ -48,3 +48,7 @@ class PlainSession:
         self._carried = {name: out[name] for name in list(out.keys()) if name in _CACHE_NAMES}
         logits: Tensor = out.logits[0, -1].float()
         return logits
+
+    def fresh(self) -> PlainSession:
+        """Begin anew with the same model."""
+        return PlainSession(self._model)
