@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
 
     precompute = commands.add_parser("precompute", help="turn a folder of documents into KV on disk")
     _model_arguments(precompute)
+    precompute.add_argument("--layout", choices=("completion", "chat"), help="prompts to prepare (default: the demo's)")
     precompute.set_defaults(run=_precompute)
 
     inspect = commands.add_parser("inspect", help="list what a cache folder holds")
@@ -142,10 +143,12 @@ def _summary(ratios: list[float]) -> str:
 def _precompute(args: argparse.Namespace) -> None:
     from kvboost_rag.demo_documents import demo_documents, read_folder
     from kvboost_rag.engine import KVBoostEngine
+    from kvboost_rag.layouts import LAYOUTS, layout_for
 
+    layout = LAYOUTS[args.layout] if args.layout else layout_for(args.model)
     documents = read_folder(args.docs) if args.docs else demo_documents()
     folder = args.cache_dir or _default_cache()
-    with KVBoostEngine.from_pretrained(args.model, cache_dir=folder) as engine:
+    with KVBoostEngine.from_pretrained(args.model, cache_dir=folder, layout=layout) as engine:
         engine.add_documents(documents, show_progress=True)
         print(f"{len(documents)} documents, {engine.stats.document_tokens} tokens as KV in {folder}")
 

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from kvboost_rag.demo_documents import demo_documents, demo_questions, read_folder
-from kvboost_rag.demo_layout import DEMO_DOCUMENTS_A_PROMPT, DEMO_LAYOUT
 from kvboost_rag.embedding import Embedder
 from kvboost_rag.engine import KVBoostEngine
+from kvboost_rag.layouts import layout_for
 from kvboost_rag.report import Result, strip
 from kvboost_rag.retrieval import FaissRetriever
 from kvboost_rag.types import Document
 
-__all__ = ["Answered", "Demo", "DemoOptions", "ask_all", "prepare"]
+__all__ = ["DEMO_DOCUMENTS_A_PROMPT", "Answered", "Demo", "DemoOptions", "ask_all", "prepare"]
+
+# What the embedded model answered best with, among those tried; it gets lost in more documents.
+DEMO_DOCUMENTS_A_PROMPT = 2
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def prepare(options: DemoOptions, *, show_progress: bool = False) -> Demo:
         options.model,
         repair=options.repair,
         cache_dir=options.cache_dir,
-        layout=DEMO_LAYOUT if options.embedded else None,
+        layout=layout_for(options.model),
     )
     engine.add_documents(documents, show_progress=show_progress)
     return Demo(engine, retriever, _questions(options, documents), options)

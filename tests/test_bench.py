@@ -15,12 +15,12 @@ from kvboost_rag.bench import BenchOptions, add_arguments, format_table, options
 from kvboost_rag.bench.data import fitted, read_samples
 from kvboost_rag.bench.measure import Meter
 from kvboost_rag.bench.methods import ANSWER_TOKENS, Answered, FirstToken, Method, Question, make_method, token_ids
-from kvboost_rag.bench.options import INSTRUCTION
 from kvboost_rag.bench.partial import Partial
 from kvboost_rag.bench.plain import PlainModel
 from kvboost_rag.bench.quality import answer_text, chosen_letter, divergence, exact_match, normalised, token_f1
 from kvboost_rag.bench.setup import build_engine, ingest_rates
 from kvboost_rag.bench.summary import summarise
+from kvboost_rag.layouts import CHAT, COMPLETION
 from kvboost_rag.tokens import Tokens
 
 ANIMALS = ("zebra", "lion", "bear")
@@ -52,7 +52,8 @@ def model(tmp_path_factory):
 def options(tmp_path, model):
     def make(*rows: dict, **changes) -> BenchOptions:
         data = write(tmp_path / "data.jsonl", *(rows or [row(i) for i in range(3)]))
-        return BenchOptions(data=data, output=tmp_path / "out.json", model=model, **{"methods": SHARED} | changes)
+        chosen = {"methods": SHARED, "layout": "chat"} | changes
+        return BenchOptions(data=data, output=tmp_path / "out.json", model=model, **chosen)
 
     return make
 
@@ -610,6 +611,7 @@ def test_summary():
         ({"methods": ("full", "none", "none")}, "methods hold none more than once"),
         ({"methods": ("none",)}, "methods must hold full"),
         ({"instruction": "Answer!"}, "instruction must hold {question}"),
+        ({"layout": "poem"}, "pass one of completion, chat"),
         ({"dtype": "int8"}, "dtype is 'int8'; pass one of float32"),
     ],
 )
@@ -652,5 +654,7 @@ def test_arguments(tmp_path):
         max_document_tokens=9, seed=5, threads=1, dtype="bfloat16", model="m", device="cpu",
     )  # fmt: skip
     assert BenchOptions(**paths, dtype="bfloat16").torch_dtype is torch.bfloat16
-    assert "{question}" in INSTRUCTION
+    assert parsed(*needed, "--layout", "chat").prompt_layout == CHAT
+    assert parsed(*needed).prompt_layout == COMPLETION
+    assert parsed(*needed, "--instruction", "Now: {question}").prompt_layout.question == "\n\nNow: {question}"
     assert ANSWER_TOKENS == 32

@@ -5,10 +5,11 @@ from importlib.resources import files
 
 import pytest
 
+from kvboost_rag.demo import DEMO_DOCUMENTS_A_PROMPT
 from kvboost_rag.demo_documents import demo_documents, demo_questions, read_folder
-from kvboost_rag.demo_layout import DEMO_DOCUMENTS_A_PROMPT, DEMO_LAYOUT
 from kvboost_rag.embedding import Embedder
 from kvboost_rag.engine import KVBoostEngine
+from kvboost_rag.layouts import COMPLETION
 from kvboost_rag.retrieval import FaissRetriever
 
 
@@ -48,7 +49,7 @@ def test_real_model_answers_a_demo_question(smollm2, reuse):
     question = demo_questions()[1]
     retriever = FaissRetriever(demo_documents(), Embedder())
     found = [document for document, _ in retriever.retrieve(question.question, DEMO_DOCUMENTS_A_PROMPT)][::-1]
-    with KVBoostEngine(*smollm2, layout=DEMO_LAYOUT) as engine:
+    with KVBoostEngine(*smollm2, layout=COMPLETION) as engine:
         engine.add_documents(found)
         result = engine.generate(
             question.question, documents=found, max_tokens=8, temperature=0.0, stop="\n", reuse=reuse

@@ -19,7 +19,6 @@ import kvboost_rag
 from kvboost_rag.bench.methods import ANSWER_TOKENS, KEPT_PROMPTS
 from kvboost_rag.bench.options import BenchOptions
 from kvboost_rag.engine import KVBoostEngine
-from kvboost_rag.prompt import Layout
 from kvboost_rag.tokens import Tokens
 from kvboost_rag.types import Document
 
@@ -40,7 +39,7 @@ def build_engine(options: BenchOptions) -> KVBoostEngine:
         options.model,
         dtype=options.torch_dtype,
         device=options.device,
-        layout=Layout(question="\n\n" + options.instruction),
+        layout=options.prompt_layout,
         context_documents=options.context_texts,
         max_prefix_bytes=0,
     )
@@ -54,7 +53,7 @@ def build_engine(options: BenchOptions) -> KVBoostEngine:
 
 def describe(options: BenchOptions, engine: KVBoostEngine) -> dict[str, Any]:
     """Describe a run: model, options, machine and versions."""
-    layout = Layout(question="\n\n" + options.instruction)
+    layout = options.prompt_layout
     return {
         "model": options.model,
         "fingerprint": engine.fingerprint,
@@ -62,7 +61,7 @@ def describe(options: BenchOptions, engine: KVBoostEngine) -> dict[str, Any]:
         "parameters": engine.model.num_parameters(),
         "attention": str(engine.model.config._attn_implementation),
         "engine": {
-            "lead_in": layout.lead_in, "separator": layout.separator, "question": layout.question,
+            "chat": layout.chat, "lead_in": layout.lead_in, "separator": layout.separator, "question": layout.question,
             "context_documents": len(options.context_texts), "max_prefix_bytes": 0,
             "context_digest": xxhash.xxh3_128_hexdigest("\0".join(options.context_texts).encode()),
         },
