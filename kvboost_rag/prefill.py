@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvboost_rag.model import Chooser, KVCache, ModelRunner, Probe
+from kvboost_rag.model import Ahead, Chooser, KVCache, ModelRunner, Probe
 from kvboost_rag.repair import Repair
 from kvboost_rag.types import Plan, Span, SpanKind
 
@@ -49,15 +49,33 @@ def prefill(runner: ModelRunner, plan: Plan, cache: KVCache, repair: Repair) -> 
     repair
         Chooses among the plan's repairable spans.
     """
-    chosen = repair.select(plan.repairable)
-    holes = torch.cat([torch.arange(s.start, s.end) for s in plan.computed])
-    positions = torch.cat([chosen, holes]).sort().values
+    ahead = _question_ahead(runner, plan, cache, repair)
+    chosen = repair.select(plan.repairable, None if ahead is None else ahead.attention)
+    positions = torch.cat([chosen, _holes(plan)]).sort().values
     selection = _Selection(repair, plan, chosen.to(runner.device))
     ids = torch.from_numpy(plan.token_ids)[positions]
     logits = runner.forward(
-        ids.to(runner.device), positions.to(runner.device), cache, len(plan.token_ids), selection.choosers(runner)
-    )
+        ids.to(runner.device), positions.to(runner.device), cache, len(plan.token_ids),
+        selection.choosers(runner), ahead,
+    )  # fmt: skip
     return Prefilled(logits, tuple(_told_apart(plan.spans, selection.kept.cpu().numpy())), len(positions))
+
+
+def _holes(plan: Plan) -> Tensor:
+    return torch.cat([torch.arange(s.start, s.end) for s in plan.computed])
+
+
+def _question_ahead(runner: ModelRunner, plan: Plan, cache: KVCache, repair: Repair) -> Ahead | None:
+    """Run holes and question through the lower layers, if the repair wants to know whom the question looks at."""
+    watch = repair.question_layers(runner.architecture.layers)
+    if not watch or not plan.repairable:
+        return None
+    holes = _holes(plan)
+    ids = torch.from_numpy(plan.token_ids)[holes]
+    return runner.look_ahead(
+        ids.to(runner.device), holes.to(runner.device), cache, len(plan.token_ids), max(watch) + 1, watch,
+        question=plan.computed[-1].tokens,
+    )  # fmt: skip
 
 
 @dataclass(eq=False)

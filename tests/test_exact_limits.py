@@ -26,7 +26,7 @@ TEXTS = {
 }
 DOCUMENTS = [Document(i, t) for i, t in TEXTS.items()]
 ANSWER = list(b"It ran home, I think.")
-FULL = ("random:1.0", "cacheblend:1.0", "selective:100000")
+FULL = ("random:1.0", "cacheblend:1.0", "selective:100000", "question:1.0")
 
 
 def make_engine(family: str, **options) -> KVBoostEngine:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvboost_rag.model.architecture import Architecture
-from kvboost_rag.model.attention import chosen_tokens_attention
+from kvboost_rag.model.attention import chosen_tokens_attention, eager_attention_watched
 from kvboost_rag.model.cache import KVCache
 from kvboost_rag.model.locking import model_lock
-from kvboost_rag.model.steering import Chooser, Steering, steered
+from kvboost_rag.model.steering import Ahead, Chooser, Halted, Steering, steered
 
 __all__ = ["ModelRunner"]
 
@@ -62,6 +63,7 @@ class ModelRunner:
         cache: KVCache,
         length: int,
         choosers: Mapping[int, Chooser] | None = None,
+        ahead: Ahead | None = None,
     ) -> Tensor:
         """Compute tokens in place over a cache and return the logits of the last one.
 
@@ -77,19 +79,70 @@ class ModelRunner:
             Tokens of the whole sequence.
         choosers
             Layer -> chooser that narrows the token set at the layer's input. A chooser must keep the last token.
+        ahead
+            Some of the tokens, the last one among them, that :meth:`look_ahead` has run already; not all of them.
 
         Returns
         -------
         Tensor
             ``[vocabulary]`` in float32.
         """
-        out = self._run(self.model, token_ids[None], positions, positions, cache, length, choosers, logits_to_keep=1)
+        steps = {"choosers": choosers or {}, "ahead": ahead}
+        out = self._run(self.model, token_ids[None], positions, positions, cache, length, steps, logits_to_keep=1)
         return out.logits[0, -1].float()  # type: ignore[no-any-return,attr-defined]
+
+    @torch.inference_mode()
+    def look_ahead(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: KVCache,
+        length: int,
+        layer: int,
+        watch: Collection[int],
+        question: int,
+    ) -> Ahead:
+        """Run tokens up to a layer's input and watch whom the last of them look at on the way.
+
+        Parameters
+        ----------
+        token_ids, positions, cache, length
+            As for :meth:`forward`.
+        layer
+            Where they stop; at least 1.
+        watch
+            Layers below it whose attention counts, at least one.
+        question
+            So many of the last tokens are watched, but not more than
+            :data:`kvboost_rag.model.attention.MOST_WATCHED`.
+
+        Raises
+        ------
+        ValueError
+            If the model's attention implementation can not be watched.
+        """
+        implementation = self.model.config._attn_implementation
+        if implementation not in ("sdpa", "eager"):
+            raise ValueError(
+                f"question-guided repair needs attention weights, which {implementation!r} does not show; load the "
+                "model with attn_implementation='sdpa', or choose another repair"
+            )
+        seen: list[Tensor] = []
+        steps: dict[str, Any] = {"halt": layer}
+        eager = [self.architecture.layer_modules[i] for i in watch] if implementation == "eager" else []
+        if not eager:
+            steps |= {"watch": frozenset(watch), "watcher": seen.append}
+        try:
+            with eager_attention_watched(eager, seen.append):
+                self._run(self.architecture.decoder, token_ids[None], positions, positions, cache, length, steps)
+        except Halted as halted:
+            return Ahead(layer, positions, halted.hidden, torch.stack(seen)[:, -question:].mean(dim=(0, 1)))
+        raise RuntimeError(f"the forward did not halt at layer {layer}")
 
     @torch.inference_mode()
     def score(self, token_ids: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
         """Like :meth:`forward`, but return the logits of every token: ``[tokens, vocabulary]`` in float32."""
-        out = self._run(self.model, token_ids[None], positions, positions, cache, length, None)
+        out = self._run(self.model, token_ids[None], positions, positions, cache, length, {})
         return out.logits[0].float()  # type: ignore[no-any-return,attr-defined]
 
     @torch.inference_mode()
@@ -114,7 +167,7 @@ class ModelRunner:
         length
             Slots visible to attention.
         """
-        self._run(self.architecture.decoder, token_ids, positions, slots, cache, length, None)
+        self._run(self.architecture.decoder, token_ids, positions, slots, cache, length, {})
 
     def _run(
         self,
@@ -124,15 +177,16 @@ class ModelRunner:
         slots: Tensor,
         cache: KVCache,
         length: int,
-        choosers: Mapping[int, Chooser] | None,
+        steps: Mapping[str, Any],
         **extra: int,
     ) -> object:
         a = self.architecture
         cache.length = length
         # A four-dimensional mask is passed through untouched; each layer then gets its own from the hook.
         placeholder = torch.zeros((1, 1, 1, 1), dtype=a.dtype, device=self.device)
-        with model_lock(self.model), chosen_tokens_attention(self.model) as in_blocks:
-            steering = Steering(cache, positions, slots, a.windows, choosers or {}, self._mask_free, a.dtype, in_blocks)
+        watched = bool(steps.get("watch"))
+        with model_lock(self.model), chosen_tokens_attention(self.model, watched=watched) as in_blocks:
+            steering = Steering(cache, positions, slots, a.windows, self._mask_free, a.dtype, in_blocks, **steps)
             with steered(a.layer_modules, steering):
                 return module(
                     input_ids=token_ids,

@@ -8,16 +8,18 @@ from typing import Any
 from kvboost_rag.repair.base import Repair
 from kvboost_rag.repair.cacheblend import CacheBlend
 from kvboost_rag.repair.none import NoRepair
+from kvboost_rag.repair.question import QuestionGuided
 from kvboost_rag.repair.random import RandomRepair
 from kvboost_rag.repair.selective import Selective
 
-__all__ = ["CacheBlend", "NoRepair", "RandomRepair", "Repair", "Selective", "parse_repair"]
+__all__ = ["CacheBlend", "NoRepair", "QuestionGuided", "RandomRepair", "Repair", "Selective", "parse_repair"]
 
 # name -> (class, the field that the bare value sets, the options with their types)
 _METHODS: dict[str, tuple[Callable[..., Repair], str | None, dict[str, Callable[[str], Any]]]] = {
     "none": (NoRepair, None, {}),
     "selective": (Selective, "tokens", {"tokens": int}),
     "random": (RandomRepair, "ratio", {"ratio": float, "seed": int}),
+    "question": (QuestionGuided, "ratio", {"ratio": float, "depth": float, "first": int}),
     "cacheblend": (
         CacheBlend,
         "ratio",

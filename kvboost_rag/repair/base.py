@@ -17,8 +17,9 @@ __all__ = ["Repair", "share_of"]
 class Repair(ABC):
     """Chooses which reused tokens are computed again; never runs the model itself.
 
-    A method needs :meth:`select` alone. One that decides in the middle of the forward names layers in
-    :meth:`probe_layers` and is handed their probe in :meth:`narrow`.
+    A method needs :meth:`select` alone. One that wants to know whom the question looks at names layers in
+    :meth:`question_layers`; one that decides in the middle of the forward names layers in :meth:`probe_layers` and is
+    handed their probe in :meth:`narrow`.
     """
 
     @property
@@ -27,19 +28,26 @@ class Repair(ABC):
         """The specification that :func:`kvboost_rag.repair.parse_repair` turns into this object."""
 
     @abstractmethod
-    def select(self, spans: Sequence[Span]) -> Tensor:
+    def select(self, spans: Sequence[Span], attention: Tensor | None = None) -> Tensor:
         """Choose the tokens that enter the forward.
 
         Parameters
         ----------
         spans
             Approximate spans only, in prompt order.
+        attention
+            ``[prompt tokens]`` float32: how much the end of the question looks at each token of the unrepaired prompt,
+            mean over heads, :meth:`question_layers` and question tokens; None if the method names no such layers.
 
         Returns
         -------
         Tensor
             ``[tokens]`` int64 prompt positions inside the spans, ascending.
         """
+
+    def question_layers(self, layers: int) -> Sequence[int]:
+        """Layers (of ``layers``) at which the question's attention is wanted, ascending; the lower the cheaper."""
+        return ()
 
     def probe_layers(self, layers: int) -> Sequence[int]:
         """Layers (of ``layers``) at whose input :meth:`narrow` is asked again, ascending."""

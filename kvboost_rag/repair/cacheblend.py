@@ -66,7 +66,7 @@ class CacheBlend(Repair):
             text += f":{option}={str(value).lower()}" if value != default else ""
         return text
 
-    def select(self, spans: Sequence[Span]) -> Tensor:
+    def select(self, spans: Sequence[Span], attention: Tensor | None = None) -> Tensor:
         """Choose every reused token: the probe decides."""
         runs = [torch.arange(s.start, s.end) for s in spans]
         return torch.cat(runs) if runs else torch.empty(0, dtype=torch.long)

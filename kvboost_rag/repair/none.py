@@ -21,6 +21,6 @@ class NoRepair(Repair):
         """Always ``none``."""
         return "none"
 
-    def select(self, spans: Sequence[Span]) -> Tensor:
+    def select(self, spans: Sequence[Span], attention: Tensor | None = None) -> Tensor:
         """Choose nothing."""
         return torch.empty(0, dtype=torch.long)

@@ -39,7 +39,7 @@ class RandomRepair(Repair):
         """Specification, as ``random:0.15``."""
         return f"random:{self.ratio!r}" + (f":seed={self.seed}" if self.seed else "")
 
-    def select(self, spans: Sequence[Span]) -> Tensor:
+    def select(self, spans: Sequence[Span], attention: Tensor | None = None) -> Tensor:
         """Choose tokens uniformly over all spans."""
         if not spans:
             return torch.empty(0, dtype=torch.long)

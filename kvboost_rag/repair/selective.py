@@ -39,7 +39,7 @@ class Selective(Repair):
         """Specification, as ``selective:16``."""
         return f"selective:{self.tokens}"
 
-    def select(self, spans: Sequence[Span]) -> Tensor:
+    def select(self, spans: Sequence[Span], attention: Tensor | None = None) -> Tensor:
         """Choose the head of each span."""
         heads = [torch.arange(s.start, min(s.end, s.start + self.tokens)) for s in spans]
         return torch.cat(heads) if heads else torch.empty(0, dtype=torch.long)
