@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kvboost_rag.chunking import Chunker
 from kvboost_rag.errors import ContextWindowError
 from kvboost_rag.keys import chain, content_key, prefix_seed
 from kvboost_rag.model import KVCache, ModelRunner
 from kvboost_rag.rope import unrotate
+from kvboost_rag.sensitivity import SensitivityMeter
 from kvboost_rag.tokens import Tokens
 from kvboost_rag.types import Chunk, ChunkKey, ChunkKV, Document, TokenIds
 
@@ -58,15 +60,24 @@ class Encoder:
         What documents are encoded after.
     fingerprint
         Of the model, part of every key.
+    meter
+        Measures what the context changes.
     """
 
     def __init__(
-        self, runner: ModelRunner, tokens: Tokens, chunker: Chunker, context: CanonicalContext, fingerprint: str
+        self,
+        runner: ModelRunner,
+        tokens: Tokens,
+        chunker: Chunker,
+        context: CanonicalContext,
+        fingerprint: str,
+        meter: SensitivityMeter,
     ) -> None:
         self._runner = runner
         self._tokens = tokens
         self._chunker = chunker
         self._fingerprint = fingerprint
+        self._meter = meter
         self.context = context
         self._context_kv = self._encode_context()
 
@@ -129,10 +140,11 @@ class Encoder:
         """
         ids = [np.concatenate([chunk.token_ids for chunk in chunks]) for chunks in documents]
         for batch in _batches([len(i) for i in ids]):
-            for row, keys, values in self._encode_batch([ids[i] for i in batch]):
-                yield _sliced(documents[batch[row]], keys, values)
+            for row, (keys, values, sensitivity) in enumerate(self._encode_batch([ids[i] for i in batch])):
+                yield _sliced(documents[batch[row]], keys, values, sensitivity)
 
-    def _encode_batch(self, ids: Sequence[TokenIds]) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    def _encode_batch(self, ids: Sequence[TokenIds]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield keys, values and sensitivity of each document."""
         runner, context = self._runner, len(self.context.token_ids)
         width = max(len(i) for i in ids)
         # Padding stands behind a document's own tokens, where causal attention never looks.
@@ -141,12 +153,14 @@ class Encoder:
         cache.keys[:, :, :, :context] = self._context_kv.keys
         cache.values[:, :, :, :context] = self._context_kv.values
         slots = torch.arange(context, context + width, device=runner.device)
-        runner.encode(torch.from_numpy(padded).to(runner.device), slots, slots, cache, context + width)
+        token_ids = torch.from_numpy(padded).to(runner.device)
+        runner.encode(token_ids, slots, slots, cache, context + width)
+        sensitivities = self._meter.measure(token_ids, [len(i) for i in ids], cache.values[:, :, :, context:])
         cos, sin = runner.architecture.rotary_tables(context, context + width)
-        for row, own in enumerate(ids):
+        for row, (own, sensitivity) in enumerate(zip(ids, sensitivities, strict=True)):
             end = context + len(own)
             keys = unrotate(cache.keys[:, row, :, context:end], cos[: len(own)], sin[: len(own)])
-            yield row, keys, cache.values[:, row, :, context:end]
+            yield keys, cache.values[:, row, :, context:end], sensitivity
 
 
 def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
@@ -161,11 +175,14 @@ def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
         yield batch
 
 
-def _sliced(chunks: Sequence[Chunk], keys: torch.Tensor, values: torch.Tensor) -> list[ChunkKV]:
-    """Cut ``[layers, kv_heads, tokens, head_dim]`` into chunks that own their memory."""
+def _sliced(chunks: Sequence[Chunk], keys: Tensor, values: Tensor, sensitivity: Tensor) -> list[ChunkKV]:
+    """Cut ``[layers, kv_heads, tokens, head_dim]`` and ``[tokens]`` into chunks that own their memory."""
     entries, start = [], 0
     for chunk in chunks:
         end = start + len(chunk.token_ids)
-        entries.append(ChunkKV(chunk, keys[:, :, start:end].clone(), values[:, :, start:end].clone()))
+        own = slice(start, end)
+        entries.append(
+            ChunkKV(chunk, keys[:, :, own].clone(), values[:, :, own].clone(), sensitivity[own].clone())
+        )
         start = end
     return entries

@@ -22,6 +22,7 @@ from kvboost_rag.compose import Composer
 from kvboost_rag.decode import Delta, Finish, build_processors, decode
 from kvboost_rag.encode import CanonicalContext, Encoder
 from kvboost_rag.errors import ContextWindowError, EngineClosedError
+from kvboost_rag.generic_texts import PROBE_TEXT
 from kvboost_rag.keys import prefix_seed
 from kvboost_rag.library import Library
 from kvboost_rag.loading import load_model
@@ -33,6 +34,7 @@ from kvboost_rag.registry import Registry
 from kvboost_rag.repair import Repair, parse_repair
 from kvboost_rag.report import Report, Result, Stats
 from kvboost_rag.sampling import Sampling, as_stops
+from kvboost_rag.sensitivity import SensitivityMeter
 from kvboost_rag.session import ReusingAnswer, greedy_answer
 from kvboost_rag.store import ChunkStore, DiskStore, MemoryStore, TieredStore
 from kvboost_rag.tokens import Tokens
@@ -168,7 +170,8 @@ class KVBoostEngine:
                 f"head and context_documents have {len(context.token_ids)} tokens, but the model's context window is "
                 f"{window}; give fewer or shorter context_documents"
             )
-        self._encoder = Encoder(self._runner, self._tokens, chunker, context, self.fingerprint)
+        meter = SensitivityMeter(self._runner, self._context_ids([PROBE_TEXT]))
+        self._encoder = Encoder(self._runner, self._tokens, chunker, context, self.fingerprint, meter)
         if len(context.token_ids):
             span = Span(0, len(context.token_ids), SpanKind.COMPUTED)
             self._prefixes.put(Prefix(context.token_ids, self._encoder.context_kv, (span,), "", pinned=True))
@@ -212,12 +215,13 @@ class KVBoostEngine:
             head = self._renderer.head
         except ValueError as error:
             logger.warning("documents are encoded without a head, so none is ever exact: %s", error)
-            return np.empty(0, dtype=np.int64)
-        ids = [] if self._renderer.uses_template else [self._tokens.start(head)]
-        ids.append(self._tokens.template(head))
+            ids = []
+        else:
+            ids = [] if self._renderer.uses_template else [self._tokens.start(head)]
+            ids.append(self._tokens.template(head))
         for text in context_documents:
             ids += [self._tokens.document(text.strip()), self._tokens.template(self._renderer.separator)]
-        return np.concatenate(ids)
+        return np.concatenate(ids) if ids else np.empty(0, dtype=np.int64)
 
     # Documents ---------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvboost_rag.model import Ahead, Chooser, KVCache, ModelRunner, Probe
-from kvboost_rag.repair import Repair
+from kvboost_rag.model import Chooser, KVCache, ModelRunner, Probe
+from kvboost_rag.repair import Clues, Repair
 from kvboost_rag.types import Plan, Span, SpanKind
 
 __all__ = ["Prefilled", "prefill"]
@@ -49,15 +49,14 @@ def prefill(runner: ModelRunner, plan: Plan, cache: KVCache, repair: Repair) -> 
     repair
         Chooses among the plan's repairable spans.
     """
-    ahead = _question_ahead(runner, plan, cache, repair)
-    chosen = repair.select(plan.repairable, None if ahead is None else ahead.attention)
+    clues = Clues(plan.sensitivity, _attention(runner, plan, cache, repair))
+    chosen = repair.select(plan.repairable, clues)
     positions = torch.cat([chosen, _holes(plan)]).sort().values
-    selection = _Selection(repair, plan, chosen.to(runner.device))
+    selection = _Selection(repair, plan, clues, chosen.to(runner.device))
     ids = torch.from_numpy(plan.token_ids)[positions]
     logits = runner.forward(
-        ids.to(runner.device), positions.to(runner.device), cache, len(plan.token_ids),
-        selection.choosers(runner), ahead,
-    )  # fmt: skip
+        ids.to(runner.device), positions.to(runner.device), cache, len(plan.token_ids), selection.choosers(runner)
+    )
     return Prefilled(logits, tuple(_told_apart(plan.spans, selection.kept.cpu().numpy())), len(positions))
 
 
@@ -65,17 +64,16 @@ def _holes(plan: Plan) -> Tensor:
     return torch.cat([torch.arange(s.start, s.end) for s in plan.computed])
 
 
-def _question_ahead(runner: ModelRunner, plan: Plan, cache: KVCache, repair: Repair) -> Ahead | None:
+def _attention(runner: ModelRunner, plan: Plan, cache: KVCache, repair: Repair) -> Tensor | None:
     """Run holes and question through the lower layers, if the repair wants to know whom the question looks at."""
-    watch = repair.question_layers(runner.architecture.layers)
-    if not watch or not plan.repairable:
+    layers = repair.question_layers(runner.architecture.layers)
+    if not layers or not plan.repairable:
         return None
     holes = _holes(plan)
     ids = torch.from_numpy(plan.token_ids)[holes]
-    return runner.look_ahead(
-        ids.to(runner.device), holes.to(runner.device), cache, len(plan.token_ids), max(watch) + 1, watch,
-        question=plan.computed[-1].tokens,
-    )  # fmt: skip
+    return runner.question_attention(
+        ids.to(runner.device), holes.to(runner.device), cache, len(plan.token_ids), layers, plan.computed[-1].tokens
+    ).cpu()
 
 
 @dataclass(eq=False)
@@ -84,6 +82,7 @@ class _Selection:
 
     repair: Repair
     plan: Plan
+    clues: Clues
     kept: Tensor
 
     def choosers(self, runner: ModelRunner) -> Mapping[int, Chooser]:
@@ -94,7 +93,7 @@ class _Selection:
     def _choose(self, probe: Probe) -> Tensor:
         candidate = torch.isin(probe.positions, self.kept)
         indexes = candidate.nonzero()[:, 0]
-        chosen = indexes[self.repair.narrow(probe.at(indexes), self.plan.repairable)]
+        chosen = indexes[self.repair.narrow(probe.at(indexes), self.plan.repairable, self.clues)]
         self.kept = probe.positions[chosen]
         # Holes and the question always stay.
         return torch.cat([chosen, (~candidate).nonzero()[:, 0]]).sort().values

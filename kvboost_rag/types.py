@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 __all__ = [
@@ -127,16 +128,21 @@ class ChunkKV:
         ``[layers, kv_heads, tokens, head_dim]``, without rotation (position-free), the model's dtype.
     values
         The same shape.
+    sensitivity
+        ``[tokens]`` float32: how much each token's values changed when the document was encoded after another
+        context, relative to the document's mean; see :mod:`kvboost_rag.sensitivity`.
     """
 
     chunk: Chunk
     keys: Tensor
     values: Tensor
+    sensitivity: Tensor
 
     @property
     def nbytes(self) -> int:
-        """Bytes of keys, values and token ids."""
-        return int(self.keys.nbytes + self.values.nbytes + self.chunk.token_ids.nbytes)
+        """Bytes of keys, values, sensitivity and token ids."""
+        tensors = self.keys.nbytes + self.values.nbytes + self.sensitivity.nbytes
+        return int(tensors + self.chunk.token_ids.nbytes)
 
 
 class SpanKind(str, Enum):
@@ -243,6 +249,14 @@ class Plan:
     def repairable(self) -> list[Span]:
         """Approximate spans that were placed by this plan, each with a seam at its start."""
         return [s for s in self.spans if s.kind is SpanKind.APPROXIMATE and s.start >= self.prefix_tokens]
+
+    @property
+    def sensitivity(self) -> Tensor:
+        """Of every prompt token, ``[tokens]`` float32; 0 for tokens that were not placed by this plan."""
+        out = torch.zeros(len(self.token_ids))
+        for p in self.placements:
+            out[p.position : p.position + p.end - p.start] = p.entry.sensitivity[p.start : p.end]
+        return out
 
     @property
     def computed(self) -> list[Span]:

@@ -26,7 +26,7 @@ TEXTS = {
 }
 DOCUMENTS = [Document(i, t) for i, t in TEXTS.items()]
 ANSWER = list(b"It ran home, I think.")
-FULL = ("random:1.0", "cacheblend:1.0", "selective:100000", "question:1.0")
+FULL = ("random:1.0", "cacheblend:1.0", "selective:100000", "question:1.0", "sensitive:1.0")
 
 
 def make_engine(family: str, **options) -> KVBoostEngine:
@@ -162,10 +162,11 @@ def test_limit_5_exact_reuse_equals_generate(engine):
 
 def test_limit_6_memory_accounting_equals_the_real_bytes(engine):
     store = engine._store
-    tensors = [t for prefix in store for t in (store._entries[prefix].keys, store._entries[prefix].values)]
-    ids = sum(store._entries[prefix].chunk.token_ids.nbytes for prefix in store)
+    entries = [store._entries[prefix] for prefix in store]
+    tensors = [t for entry in entries for t in (entry.keys, entry.values)]
+    small = sum(e.chunk.token_ids.nbytes + e.sensitivity.untyped_storage().nbytes() for e in entries)
     storage = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    assert engine.stats.store_bytes == sum(storage.values()) + ids
+    assert engine.stats.store_bytes == sum(storage.values()) + small
     tokens = sum(len(t) for t in TEXTS.values())
     assert engine.stats.document_tokens == tokens
     assert sum(storage.values()) == tokens * engine._runner.architecture.bytes_per_token

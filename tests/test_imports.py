@@ -15,10 +15,10 @@ PACKAGE = Path(kvboost_rag.__file__).parent
 # A module imports from rows above its own, and nothing else of this package; a package's own files may share.
 ORDER = [
     {"errors", "types"},
-    {"keys", "chunking", "rope", "report", "converted"},
+    {"keys", "chunking", "rope", "report", "converted", "generic_texts"},
     {"sampling", "gguf_convert"},
     {"model", "tokens", "store", "loading", "locate", "prompt"},
-    {"prefix", "registry", "repair"},
+    {"prefix", "registry", "repair", "sensitivity"},
     {"encode", "compose", "plan", "assemble", "prefill", "decode", "session"},
     {"library", "answering"},
     {"engine", "layouts"},

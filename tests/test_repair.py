@@ -8,10 +8,20 @@ from tiny import FAMILIES, tiny_model, tiny_tokenizer
 
 from kvboost_rag import Document, KVBoostEngine, SpanKind
 from kvboost_rag.model import ModelRunner, Probe
-from kvboost_rag.repair import CacheBlend, NoRepair, QuestionGuided, RandomRepair, Selective, parse_repair
+from kvboost_rag.repair import (
+    CacheBlend,
+    Clues,
+    NoRepair,
+    QuestionGuided,
+    RandomRepair,
+    Selective,
+    Sensitive,
+    parse_repair,
+)  # fmt: skip
 from kvboost_rag.types import Span
 
 SPANS = [Span(10, 20, SpanKind.APPROXIMATE, "a"), Span(20, 24, SpanKind.APPROXIMATE, "b")]
+NOTHING = Clues(torch.zeros(30))
 TEXTS = [f"Document number {i} tells of {w} and of nothing else, as far as anyone knows." for i, w in enumerate("xyz")]
 
 
@@ -25,45 +35,61 @@ def probe(deviation, layer=1, layers=8):
 
 
 def test_none_chooses_nothing():
-    assert NoRepair().select(SPANS).numel() == 0
+    assert NoRepair().select(SPANS, NOTHING).numel() == 0
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(0, []), (3, [10, 11, 12, 20, 21, 22]), (99, list(range(10, 24)))])
 def test_selective_takes_the_head_of_every_piece(tokens, expected):
-    assert Selective(tokens).select(SPANS).tolist() == expected
+    assert Selective(tokens).select(SPANS, NOTHING).tolist() == expected
 
 
 @pytest.mark.parametrize(("ratio", "count"), [(0.0, 0), (0.01, 1), (0.5, 7), (1.0, 14)])
 def test_random_takes_its_share_ascending_and_always_the_same(ratio, count):
-    chosen = RandomRepair(ratio).select(SPANS)
+    chosen = RandomRepair(ratio).select(SPANS, NOTHING)
     assert chosen.numel() == count
     assert chosen.tolist() == sorted(set(chosen.tolist()))
     assert set(chosen.tolist()) <= set(range(10, 24))
-    assert torch.equal(chosen, RandomRepair(ratio).select(SPANS))
+    assert torch.equal(chosen, RandomRepair(ratio).select(SPANS, NOTHING))
 
 
 def test_cacheblend_keeps_the_tokens_that_deviate_most():
     deviation = [0, 5, 0, 1, 9, 0, 0, 0, 0, 0, 0, 7, 0, 0]
-    assert CacheBlend(0.2).narrow(probe(deviation), SPANS).tolist() == [1, 4, 11]
-    assert CacheBlend(0.2, deviation="keys").narrow(probe(deviation), SPANS).numel() == 3
+    assert CacheBlend(0.2).narrow(probe(deviation), SPANS, NOTHING).tolist() == [1, 4, 11]
+    assert CacheBlend(0.2, deviation="keys").narrow(probe(deviation), SPANS, NOTHING).numel() == 3
 
 
 def test_cacheblend_keeps_its_seed_first():
     deviation = [0, 5, 0, 1, 9, 0, 0, 0, 0, 0, 0, 7, 0, 0]
-    assert CacheBlend(0.2, seed=Selective(1)).narrow(probe(deviation), SPANS).tolist() == [0, 4, 10]
+    assert CacheBlend(0.2, seed=Selective(1)).narrow(probe(deviation), SPANS, NOTHING).tolist() == [0, 4, 10]
 
 
-def test_question_keeps_what_is_attended_most():
-    attention = torch.zeros(30)
-    attention[[5, 11, 14, 22, 29]] = torch.tensor([9.0, 3.0, 1.0, 2.0, 9.0])
-    assert QuestionGuided(0.2).select(SPANS, attention).tolist() == [11, 14, 22]
-    assert QuestionGuided(0.2, first=1).select(SPANS, attention).tolist() == [10, 11, 20]
-    assert QuestionGuided(1.0).select(SPANS).tolist() == list(range(10, 24))
-    assert QuestionGuided(0.0).select(SPANS).numel() == 0
+def clues(sensitivity, attention=None):
+    out = [torch.zeros(30), None if attention is None else torch.zeros(30)]
+    for tensor, values in zip(out, (sensitivity, attention), strict=True):
+        for position, value in (values or {}).items():
+            tensor[position] = value
+    return Clues(*out)
+
+
+def test_sensitive_keeps_what_its_context_changes_most():
+    known = clues({5: 9, 11: 3, 14: 1, 22: 2, 29: 9})
+    assert Sensitive(0.2).select(SPANS, known).tolist() == [11, 14, 22]
+    assert Sensitive(0.2, seed=Selective(1)).select(SPANS, known).tolist() == [10, 11, 20]
+    assert Sensitive(1.0).select(SPANS, known).tolist() == list(range(10, 24))
+    assert Sensitive(0.0).select(SPANS, known).numel() == 0
+
+
+def test_question_keeps_what_is_attended_and_sensitive():
+    known = clues({11: 1, 12: 1, 14: 3, 22: 4}, {5: 9, 11: 4, 12: 1, 13: 7, 14: 1, 22: 2, 29: 9})
+    assert QuestionGuided(0.2).select(SPANS, known).tolist() == [11, 14, 22]
+    assert QuestionGuided(0.2, weigh=False).select(SPANS, known).tolist() == [11, 13, 22]
+    assert QuestionGuided(0.2, seed=Selective(1)).select(SPANS, known).tolist() == [10, 20, 22]
+    assert QuestionGuided(1.0).select(SPANS, NOTHING).tolist() == list(range(10, 24))
+    assert QuestionGuided(0.0).select(SPANS, NOTHING).numel() == 0
 
 
 def test_question_looks_ahead_only_where_there_is_a_choice():
-    assert list(QuestionGuided(0.1).question_layers(30)) == [15, 16, 17]
+    assert list(QuestionGuided(0.1).question_layers(30)) == [18, 19, 20]
     assert list(QuestionGuided(0.1, depth=0.01).question_layers(4)) == [0]
     assert list(QuestionGuided(0.1, depth=0.99).question_layers(2)) == [0]
     assert not QuestionGuided(0.0).question_layers(30)
@@ -74,7 +100,7 @@ def test_gradual_narrowing_keeps_the_ratio_on_average():
     method = CacheBlend(0.2, gradual=True)
     layers = list(method.probe_layers(8))
     assert layers == [1, 3, 5]
-    kept = [method.narrow(probe(range(14), layer), SPANS).numel() for layer in layers]
+    kept = [method.narrow(probe(range(14), layer), SPANS, NOTHING).numel() for layer in layers]
     assert kept == [5, 3, 3]
 
 
@@ -82,7 +108,8 @@ def test_gradual_narrowing_keeps_the_ratio_on_average():
     "spec",
     ["none", "selective:16", "random:0.15", "random:0.15:seed=3", "cacheblend:0.15", "cacheblend:0.15:probe_layer=2",
      "cacheblend:0.3:deviation=keys:gradual=true", "selective:8+cacheblend:0.15", "selective:16+cacheblend:0.2",
-     "question:0.05", "question:0.1:depth=0.5:first=2"],
+     "question:0.05", "question:0.1:depth=0.5:weigh=false", "selective:2+question:0.1", "sensitive:0.05",
+     "sensitive:0.02+cacheblend:0.15", "selective:2+sensitive:0.08"],
 )
 def test_specifications_round_trip(spec):
     assert parse_repair(spec).name == spec
@@ -104,10 +131,13 @@ def test_specifications_round_trip(spec):
         ("cacheblend:0.1:probe_layer=0", "starts at 1"),
         ("question:1.1", "between 0 and 1"),
         ("question:0.1:depth=1.0", "share of the layers"),
-        ("question:0.1:first=-1", "at least 0"),
+        ("question:0.1:weigh=yes", "weigh can not be 'yes'"),
+        ("sensitive:-0.1", "between 0 and 1"),
         ("none:3", "does not understand"),
-        ("none+selective:3", "only cacheblend takes a seed"),
-        ("cacheblend:0.1+cacheblend:0.2", "can not seed"),
+        ("none+selective:3", "only sensitive, question, cacheblend take a seed"),
+        ("cacheblend:0.1+cacheblend:0.2", "can not seed cacheblend"),
+        ("question:0.1+sensitive:0.2", "can not seed sensitive"),
+        ("cacheblend:0.1+question:0.2", "can not seed question"),
     ],
 )
 def test_what_can_not_be_meant_is_refused(spec, message):
@@ -144,7 +174,9 @@ def test_cacheblend_runs_few_tokens_through_the_layers_behind_the_probe(spec):
     assert widths == [[other + computed]] * full + [[kept + computed]] * (4 - full)
 
 
-def test_question_runs_every_token_once_through_every_layer():
+@pytest.mark.parametrize(("spec", "ahead"), [("question:0.1:depth=0.5", 2), ("sensitive:0.1", 0)])
+def test_no_token_runs_that_is_not_recomputed(spec, ahead):
+    """Question-guided repair pays a part of the question's pass beforehand, sensitive pays nothing."""
     engine = KVBoostEngine(tiny_model("llama"), tiny_tokenizer())
     engine.add_documents([Document(str(i), t) for i, t in enumerate(TEXTS)])
     widths = [[] for _ in engine.model.model.layers]
@@ -152,12 +184,12 @@ def test_question_runs_every_token_once_through_every_layer():
         layer.mlp.register_forward_pre_hook(lambda m, args, w=w: w.append(args[0].shape[1]))
         for layer, w in zip(engine.model.model.layers, widths, strict=True)
     ]
-    report = engine.generate("Why?", documents=["2", "1", "0"], repair="question:0.1:depth=0.5", max_tokens=1).report
+    report = engine.generate("Why?", documents=["2", "1", "0"], repair=spec, max_tokens=1).report
     for hook in hooks:
         hook.remove()
     computed, recomputed = report.tokens(SpanKind.COMPUTED), report.tokens(SpanKind.RECOMPUTED)
     assert recomputed == -(-(len(TEXTS[0]) + len(TEXTS[1])) // 10)
-    assert widths == [[computed, recomputed]] * 2 + [[computed + recomputed]] * 2
+    assert widths == [[computed, computed + recomputed]] * ahead + [[computed + recomputed]] * (4 - ahead)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
@@ -176,14 +208,10 @@ def test_the_attention_of_the_question_is_the_models_own(family, implementation)
     cache = runner.new_cache(60)
     runner.forward(ids, everywhere, cache, 60)
     cache.keys[:, :, :, 46:] = cache.values[:, :, :, 46:] = 9.0
-    ahead = runner.look_ahead(ids[46:], question, cache, 60, layer=3, watch=(1, 2), question=10)
+    got = runner.question_attention(ids[46:], question, cache, 60, layers=(1, 2), last=10)
     model.set_attn_implementation(before)
-    assert (ahead.attention - expected.mean(dim=(0, 1, 2))).abs().max() < 1e-5
-    assert ahead.attention.sum() == pytest.approx(1.0, abs=1e-4)
-    # Everything below was exact, so joining half-way gives the logits of one forward.
-    part = torch.arange(40, 60)
-    got = runner.forward(ids[part], part, cache, 60, ahead=ahead)
-    assert (got - runner.plain_logits(ids)).abs().max() < 1e-3
+    assert (got - expected.mean(dim=(0, 1, 2))).abs().max() < 1e-5
+    assert got.sum() == pytest.approx(1.0, abs=1e-4)
 
 
 def test_attention_that_can_not_be_watched_is_refused():
@@ -192,7 +220,7 @@ def test_attention_that_can_not_be_watched_is_refused():
     before, model.config._attn_implementation = model.config._attn_implementation, "flash_attention_2"
     try:
         with pytest.raises(ValueError, match="'flash_attention_2' does not show; load the model with"):
-            runner.look_ahead(torch.arange(3), torch.arange(3), runner.new_cache(3), 3, 2, (1,), question=1)
+            runner.question_attention(torch.arange(3), torch.arange(3), runner.new_cache(3), 3, layers=(1,), last=1)
     finally:
         model.config._attn_implementation = before
 
@@ -200,7 +228,9 @@ def test_attention_that_can_not_be_watched_is_refused():
 def test_an_exact_document_gets_no_repair():
     engine = KVBoostEngine(tiny_model("llama"), tiny_tokenizer())
     engine.add_documents([Document("0", TEXTS[0])])
-    for spec in ("selective:16", "random:0.5", "cacheblend:0.5", "cacheblend:0.5:gradual=true", "question:0.5"):
+    gradual = "cacheblend:0.5:gradual=true"
+    specs = ("selective:16", "random:0.5", "cacheblend:0.5", gradual, "question:0.5", "sensitive:0.5")
+    for spec in specs:
         report = engine.generate("Why?", documents=["0"], repair=spec, max_tokens=1).report
         assert report.tokens(SpanKind.RECOMPUTED) == 0
         engine._prefixes._entries = [e for e in engine._prefixes._entries if e.pinned]

@@ -6,11 +6,10 @@ from kvboost_rag.model.fingerprint import fingerprint
 from kvboost_rag.model.locking import model_lock
 from kvboost_rag.model.plain import PlainSession
 from kvboost_rag.model.runner import ModelRunner
-from kvboost_rag.model.steering import Ahead, Chooser, Probe
+from kvboost_rag.model.steering import Chooser, Probe
 from kvboost_rag.model.support import check_support
 
 __all__ = [
-    "Ahead",
     "Architecture",
     "Chooser",
     "KVCache",

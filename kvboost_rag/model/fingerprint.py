@@ -13,7 +13,7 @@ from kvboost_rag.keys import fingerprint_of
 
 __all__ = ["FORMAT_VERSION", "fingerprint", "weights_digest"]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised whenever stored KV would be read differently."""
 
 

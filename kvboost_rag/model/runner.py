@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from transformers import PreTrainedModel
 
 from kvboost_rag.model.architecture import Architecture
 from kvboost_rag.model.attention import chosen_tokens_attention, eager_attention_watched
-from kvboost_rag.model.cache import KVCache
+from kvboost_rag.model.cache import KVCache, ProbeReached
 from kvboost_rag.model.locking import model_lock
-from kvboost_rag.model.steering import Ahead, Chooser, Halted, Steering, steered
+from kvboost_rag.model.steering import Chooser, Halted, Steering, steered
 
 __all__ = ["ModelRunner"]
 
@@ -46,10 +47,10 @@ class ModelRunner:
         """Where token ids go."""
         return self.model.device
 
-    def new_cache(self, capacity: int, batch: int = 1) -> KVCache:
-        """Allocate a cache of ``capacity`` slots; its content is not defined until written."""
+    def new_cache(self, capacity: int, batch: int = 1, layers: int | None = None) -> KVCache:
+        """Allocate a cache of ``capacity`` slots for the first ``layers``; its content is not defined until written."""
         a = self.architecture
-        shape = (a.layers, batch, a.kv_heads, capacity, a.head_dim)
+        shape = (layers or a.layers, batch, a.kv_heads, capacity, a.head_dim)
         return KVCache(
             torch.empty(shape, dtype=a.dtype, device=self.device),
             torch.empty(shape, dtype=a.dtype, device=self.device),
@@ -63,7 +64,6 @@ class ModelRunner:
         cache: KVCache,
         length: int,
         choosers: Mapping[int, Chooser] | None = None,
-        ahead: Ahead | None = None,
     ) -> Tensor:
         """Compute tokens in place over a cache and return the logits of the last one.
 
@@ -79,42 +79,35 @@ class ModelRunner:
             Tokens of the whole sequence.
         choosers
             Layer -> chooser that narrows the token set at the layer's input. A chooser must keep the last token.
-        ahead
-            Some of the tokens, the last one among them, that :meth:`look_ahead` has run already; not all of them.
 
         Returns
         -------
         Tensor
             ``[vocabulary]`` in float32.
         """
-        steps = {"choosers": choosers or {}, "ahead": ahead}
+        steps = {"choosers": choosers or {}}
         out = self._run(self.model, token_ids[None], positions, positions, cache, length, steps, logits_to_keep=1)
         return out.logits[0, -1].float()  # type: ignore[no-any-return,attr-defined]
 
     @torch.inference_mode()
-    def look_ahead(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        cache: KVCache,
-        length: int,
-        layer: int,
-        watch: Collection[int],
-        question: int,
-    ) -> Ahead:
-        """Run tokens up to a layer's input and watch whom the last of them look at on the way.
+    def question_attention(
+        self, token_ids: Tensor, positions: Tensor, cache: KVCache, length: int, layers: Collection[int], last: int
+    ) -> Tensor:
+        """Run tokens through the lower layers and tell whom the last of them look at.
 
         Parameters
         ----------
         token_ids, positions, cache, length
             As for :meth:`forward`.
-        layer
-            Where they stop; at least 1.
-        watch
-            Layers below it whose attention counts, at least one.
-        question
-            So many of the last tokens are watched, but not more than
-            :data:`kvboost_rag.model.attention.MOST_WATCHED`.
+        layers
+            Whose attention counts, at least one; nothing above them is run.
+        last
+            So many of the last tokens count, but not more than :data:`kvboost_rag.model.attention.MOST_WATCHED`.
+
+        Returns
+        -------
+        Tensor
+            ``[length]`` float32, mean over heads, layers and tokens; sums to 1.
 
         Raises
         ------
@@ -128,16 +121,13 @@ class ModelRunner:
                 "model with attn_implementation='sdpa', or choose another repair"
             )
         seen: list[Tensor] = []
-        steps: dict[str, Any] = {"halt": layer}
-        eager = [self.architecture.layer_modules[i] for i in watch] if implementation == "eager" else []
+        steps: dict[str, Any] = {"halt": max(layers) + 1}
+        eager = [self.architecture.layer_modules[i] for i in layers] if implementation == "eager" else []
         if not eager:
-            steps |= {"watch": frozenset(watch), "watcher": seen.append}
-        try:
-            with eager_attention_watched(eager, seen.append):
-                self._run(self.architecture.decoder, token_ids[None], positions, positions, cache, length, steps)
-        except Halted as halted:
-            return Ahead(layer, positions, halted.hidden, torch.stack(seen)[:, -question:].mean(dim=(0, 1)))
-        raise RuntimeError(f"the forward did not halt at layer {layer}")
+            steps |= {"watch": frozenset(layers), "watcher": seen.append}
+        with eager_attention_watched(eager, seen.append), suppress(Halted):
+            self._run(self.architecture.decoder, token_ids[None], positions, positions, cache, length, steps)
+        return torch.stack(seen)[:, -last:].mean(dim=(0, 1))
 
     @torch.inference_mode()
     def score(self, token_ids: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
@@ -168,6 +158,33 @@ class ModelRunner:
             Slots visible to attention.
         """
         self._run(self.architecture.decoder, token_ids, positions, slots, cache, length, {})
+
+    @torch.inference_mode()
+    def lower_values(self, token_ids: Tensor, slots: Tensor, cache: KVCache, length: int, layer: int) -> list[Tensor]:
+        """Compute the values of layers 1 to ``layer``, and nothing above.
+
+        Parameters
+        ----------
+        token_ids, slots, length
+            As for :meth:`encode`, with positions equal to slots.
+        cache
+            With at least ``layer + 1`` layers.
+        layer
+            At least 1; layer 0 is left out because its values depend on no other token.
+
+        Returns
+        -------
+        list[Tensor]
+            ``[batch, kv_heads, tokens, head_dim]`` each.
+        """
+        cache.probe_layer = layer
+        try:
+            self._run(self.architecture.decoder, token_ids, slots, slots, cache, length, {})
+        except ProbeReached as reached:
+            return [*(cache.values[i].index_select(2, slots) for i in range(1, layer)), reached.values]
+        finally:
+            cache.probe_layer = None
+        raise RuntimeError(f"layer {layer} never handed its values to the cache")
 
     def _run(
         self,

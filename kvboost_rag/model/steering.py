@@ -1,9 +1,7 @@
-"""Forward pre-hooks that give each decoder layer its mask and, on demand, fewer or more tokens.
+"""Forward pre-hooks that give each decoder layer its mask and, on demand, fewer tokens.
 
 Narrowing is how CacheBlend (https://arxiv.org/abs/2405.16444) keeps its cost at a share of a prefill: all candidate
-tokens run through the layers before the probe, the chosen ones through the rest. Halting and joining are how
-question-guided repair looks ahead for nothing: the question runs through the lower layers alone, its attention there
-chooses tokens, and those run up to the same layer before both go on together.
+tokens run through the layers before the probe, the chosen ones through the rest.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from kvboost_rag.model.attention import Watcher, block_ends
 from kvboost_rag.model.cache import KVCache, ProbeReached
 from kvboost_rag.model.masks import as_bias, visibility
 
-__all__ = ["Ahead", "Chooser", "Halted", "Probe", "Steering", "steered"]
+__all__ = ["Chooser", "Halted", "Probe", "Steering", "steered"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,34 +56,8 @@ Chooser = Callable[[Probe], Tensor]
 """Takes a probe, returns the ascending indexes (int64) into its tokens that stay in the forward."""
 
 
-@dataclass(frozen=True, eq=False)
-class Ahead:
-    """Tokens that ran ahead of the others, up to a layer's input.
-
-    Parameters
-    ----------
-    layer
-        The layer.
-    positions
-        ``[tokens]`` int64, ascending.
-    hidden
-        ``[1, tokens, hidden]``, their states at the layer's input.
-    attention
-        ``[length]`` float32: how much the last of them look at each prompt position, see :class:`Steering`.
-    """
-
-    layer: int
-    positions: Tensor
-    hidden: Tensor
-    attention: Tensor
-
-
 class Halted(Exception):  # noqa: N818 - a signal, not an error
     """Ends a forward at a layer's input."""
-
-    def __init__(self, hidden: Tensor) -> None:
-        super().__init__("halted")
-        self.hidden = hidden
 
 
 @dataclass(eq=False)
@@ -110,8 +82,6 @@ class Steering:
         Layer -> who narrows the token set at its input.
     halt
         The layer at whose input the forward ends with :class:`Halted`.
-    ahead
-        Tokens among ``positions`` that join at a layer's input; those before it run without them.
     watch
         Layers whose attention is handed to ``watcher``.
     """
@@ -125,26 +95,16 @@ class Steering:
     in_blocks: bool
     choosers: Mapping[int, Chooser] = field(default_factory=dict)
     halt: int | None = None
-    ahead: Ahead | None = None
     watch: frozenset[int] = frozenset()
     watcher: Watcher | None = None
     kept: Tensor | None = None
     masks: dict[int | None, Tensor | None] = field(default_factory=dict)
 
     ends: list[int] = field(init=False)
-    everyone: tuple[Tensor, Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
         """Point the cache at the first token set."""
-        self.everyone = (self.positions, self.slots)
-        if self.ahead is not None:
-            self._keep((~torch.isin(self.positions, self.ahead.positions)).nonzero()[:, 0])
         self._settle()
-
-    def _keep(self, indexes: Tensor) -> None:
-        """Go on with some of the present tokens."""
-        self.kept = indexes if self.kept is None else self.kept[indexes]
-        self.positions, self.slots = self.positions[indexes], self.slots[indexes]
 
     def _settle(self) -> None:
         """Let cache, masks and attention follow a change of the token set."""
@@ -177,28 +137,10 @@ class Steering:
         old_keys, old_values = self.cache.read(layer, self.slots)
         probe = Probe(layer, len(self.windows), self.positions, keys[0], values[0], old_keys[0], old_values[0])
         keep = self.choosers[layer](probe)
-        self._keep(keep)
+        self.kept = keep if self.kept is None else self.kept[keep]
+        self.positions, self.slots = self.positions[keep], self.slots[keep]
         self._settle()
         return hidden.index_select(1, keep)
-
-    def enter(self, layer: int, module: nn.Module, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
-        """Let the token set change at a layer's input; return the hidden states of the tokens that enter it."""
-        if layer == 0 and self.ahead is not None and self.kept is not None:
-            hidden = hidden.index_select(1, self.kept)
-        if layer == self.halt:
-            raise Halted(hidden)
-        if self.ahead is not None and layer == self.ahead.layer:
-            hidden = self._join(hidden, self.ahead)
-        if layer in self.choosers:
-            hidden = self.narrow(layer, module, hidden, kwargs)
-        return hidden
-
-    def _join(self, hidden: Tensor, ahead: Ahead) -> Tensor:
-        """Let the tokens that ran ahead come in, each at its place."""
-        order = torch.cat([self.positions, ahead.positions]).argsort()
-        (self.positions, self.slots), self.kept = self.everyone, None
-        self._settle()
-        return torch.cat([hidden, ahead.hidden], dim=1).index_select(1, order)
 
     def _probe(
         self, layer: int, module: nn.Module, hidden: Tensor, kwargs: dict[str, Any]
@@ -233,7 +175,11 @@ class Steering:
 def _before_layer(
     layer: int, steering: Steering, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    hidden = steering.enter(layer, module, args[0], kwargs)
+    if layer == steering.halt:
+        raise Halted
+    hidden = args[0]
+    if layer in steering.choosers:
+        hidden = steering.narrow(layer, module, hidden, kwargs)
     return (hidden, *args[1:]), steering.layer_arguments(layer, kwargs)
 
 

@@ -5,27 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvboost_rag.repair.base import Repair
+from kvboost_rag.repair.base import Clues, Repair
 from kvboost_rag.repair.cacheblend import CacheBlend
 from kvboost_rag.repair.none import NoRepair
 from kvboost_rag.repair.question import QuestionGuided
 from kvboost_rag.repair.random import RandomRepair
 from kvboost_rag.repair.selective import Selective
+from kvboost_rag.repair.sensitive import Sensitive
 
-__all__ = ["CacheBlend", "NoRepair", "QuestionGuided", "RandomRepair", "Repair", "Selective", "parse_repair"]
+__all__ = [
+    "CacheBlend", "Clues", "NoRepair", "QuestionGuided", "RandomRepair", "Repair", "Selective", "Sensitive",
+    "parse_repair",
+]  # fmt: skip
 
 # name -> (class, the field that the bare value sets, the options with their types)
 _METHODS: dict[str, tuple[Callable[..., Repair], str | None, dict[str, Callable[[str], Any]]]] = {
     "none": (NoRepair, None, {}),
     "selective": (Selective, "tokens", {"tokens": int}),
     "random": (RandomRepair, "ratio", {"ratio": float, "seed": int}),
-    "question": (QuestionGuided, "ratio", {"ratio": float, "depth": float, "first": int}),
+    "sensitive": (Sensitive, "ratio", {"ratio": float}),
+    "question": (
+        QuestionGuided, "ratio", {"ratio": float, "depth": float, "weigh": lambda text: _boolean(text)}
+    ),
     "cacheblend": (
         CacheBlend,
         "ratio",
         {"ratio": float, "probe_layer": int, "deviation": str, "gradual": lambda text: _boolean(text)},
     ),
 }
+
+_SEEDED = ("sensitive", "question", "cacheblend")
 
 
 def parse_repair(spec: str | Repair) -> Repair:
@@ -66,8 +75,8 @@ def _parse_one(text: str, seed: Repair | None) -> Repair:
         arguments[option] = _convert(name, option, value, options[option])
     if seed is None:
         return make(**arguments)
-    if name != "cacheblend":
-        raise ValueError(f"only cacheblend takes a seed, as in selective:8+cacheblend:0.15; {name!r} does not")
+    if name not in _SEEDED:
+        raise ValueError(f"only {', '.join(_SEEDED)} take a seed, as in selective:8+cacheblend:0.15; {name!r} does not")
     return make(**arguments, seed=seed)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +12,24 @@ from torch import Tensor
 from kvboost_rag.model import Probe
 from kvboost_rag.types import Span
 
-__all__ = ["Repair", "share_of"]
+__all__ = ["Clues", "Repair", "best", "check_seed", "positions_of", "share_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Clues:
+    """What is known of a prompt's tokens before the forward.
+
+    Parameters
+    ----------
+    sensitivity
+        ``[prompt tokens]`` float32, measured at index time: how much a token's KV depends on its document's context.
+    attention
+        ``[prompt tokens]`` float32: how much the end of the question looks at each token of the unrepaired prompt,
+        mean over heads, layers and question tokens; None unless the method names :meth:`Repair.question_layers`.
+    """
+
+    sensitivity: Tensor
+    attention: Tensor | None = None
 
 
 class Repair(ABC):
@@ -28,16 +46,15 @@ class Repair(ABC):
         """The specification that :func:`kvboost_rag.repair.parse_repair` turns into this object."""
 
     @abstractmethod
-    def select(self, spans: Sequence[Span], attention: Tensor | None = None) -> Tensor:
+    def select(self, spans: Sequence[Span], clues: Clues) -> Tensor:
         """Choose the tokens that enter the forward.
 
         Parameters
         ----------
         spans
             Approximate spans only, in prompt order.
-        attention
-            ``[prompt tokens]`` float32: how much the end of the question looks at each token of the unrepaired prompt,
-            mean over heads, :meth:`question_layers` and question tokens; None if the method names no such layers.
+        clues
+            What is known of the prompt's tokens.
 
         Returns
         -------
@@ -53,14 +70,14 @@ class Repair(ABC):
         """Layers (of ``layers``) at whose input :meth:`narrow` is asked again, ascending."""
         return ()
 
-    def narrow(self, probe: Probe, spans: Sequence[Span]) -> Tensor:
+    def narrow(self, probe: Probe, spans: Sequence[Span], clues: Clues) -> Tensor:
         """Choose which of the probed tokens stay in the forward.
 
         Parameters
         ----------
         probe
             Of the tokens of :meth:`select` that are still in the forward, and of no others.
-        spans
+        spans, clues
             As given to :meth:`select`.
 
         Returns
@@ -74,3 +91,42 @@ class Repair(ABC):
 def share_of(ratio: float, tokens: int) -> int:
     """Turn a recompute ratio into a number of tokens, rounded up so that a positive ratio repairs something."""
     return min(tokens, -int(-ratio * tokens // 1))
+
+
+def positions_of(spans: Sequence[Span]) -> Tensor:
+    """Prompt positions inside spans, ``[tokens]`` int64."""
+    return torch.cat([torch.arange(s.start, s.end) for s in spans]) if spans else torch.empty(0, dtype=torch.long)
+
+
+def best(score: Tensor, count: int, first: Tensor | None = None) -> Tensor:
+    """Choose the tokens with the highest scores.
+
+    Parameters
+    ----------
+    score
+        ``[tokens]`` float.
+    count
+        How many.
+    first
+        ``[tokens]`` bool: these before all others, whatever they score.
+
+    Returns
+    -------
+    Tensor
+        ``[count]`` int64 indexes, ascending.
+    """
+    if first is not None:
+        score = score.masked_fill(first, torch.inf)
+    return score.topk(min(count, score.numel())).indices.sort().values
+
+
+def check_seed(seed: Repair | None, name: str) -> None:
+    """Refuse a seed that does not know its tokens before the forward.
+
+    Raises
+    ------
+    ValueError
+        Naming the remedy.
+    """
+    if seed is not None and (type(seed).narrow is not Repair.narrow or seed.question_layers(1 << 10)):
+        raise ValueError(f"{seed.name} decides inside the forward and can not seed {name}; use selective")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvboost_rag.model import Probe
-from kvboost_rag.repair.base import Repair, share_of
+from kvboost_rag.repair.base import Clues, Repair, best, check_seed, positions_of, share_of
 from kvboost_rag.types import Span
 
 __all__ = ["CacheBlend"]
@@ -53,8 +53,7 @@ class CacheBlend(Repair):
             raise ValueError(f"cacheblend's probe_layer is {self.probe_layer}; it starts at 1")
         if self.deviation not in ("keys", "values", "both"):
             raise ValueError(f"cacheblend's deviation is 'keys', 'values' or 'both', not {self.deviation!r}")
-        if self.seed is not None and type(self.seed).narrow is not Repair.narrow:
-            raise ValueError(f"{self.seed.name} decides inside the forward and can not seed cacheblend; use selective")
+        check_seed(self.seed, "cacheblend")
 
     @property
     def name(self) -> str:
@@ -66,10 +65,9 @@ class CacheBlend(Repair):
             text += f":{option}={str(value).lower()}" if value != default else ""
         return text
 
-    def select(self, spans: Sequence[Span], attention: Tensor | None = None) -> Tensor:
+    def select(self, spans: Sequence[Span], clues: Clues) -> Tensor:
         """Choose every reused token: the probe decides."""
-        runs = [torch.arange(s.start, s.end) for s in spans]
-        return torch.cat(runs) if runs else torch.empty(0, dtype=torch.long)
+        return positions_of(spans)
 
     def probe_layers(self, layers: int) -> Sequence[int]:
         """Name the probe layer, and two later ones when gradual."""
@@ -80,15 +78,14 @@ class CacheBlend(Repair):
         steps = (0, layers // 4, layers // 2) if self.gradual else (0,)
         return sorted({min(layers - 1, self.probe_layer + step) for step in steps})
 
-    def narrow(self, probe: Probe, spans: Sequence[Span]) -> Tensor:
+    def narrow(self, probe: Probe, spans: Sequence[Span], clues: Clues) -> Tensor:
         """Keep the tokens that deviate most, the seed's before all others."""
         total = sum(span.tokens for span in spans)
-        count = min(share_of(self._share_at(probe), total), probe.positions.numel())
-        score = self._score(probe)
+        first = None
         if self.seed is not None:
-            wanted = self.seed.select(spans).to(probe.positions.device)
-            score = score.masked_fill(torch.isin(probe.positions, wanted), torch.inf)
-        return score.topk(count).indices.sort().values
+            wanted = self.seed.select(spans, clues).to(probe.positions.device)
+            first = torch.isin(probe.positions, wanted)
+        return best(self._score(probe), share_of(self._share_at(probe), total), first)
 
     def _share_at(self, probe: Probe) -> float:
         if not self.gradual:

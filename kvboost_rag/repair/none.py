@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvboost_rag.repair.base import Repair
+from kvboost_rag.repair.base import Clues, Repair
 from kvboost_rag.types import Span
 
 __all__ = ["NoRepair"]
@@ -21,6 +21,6 @@ class NoRepair(Repair):
         """Always ``none``."""
         return "none"
 
-    def select(self, spans: Sequence[Span], attention: Tensor | None = None) -> Tensor:
+    def select(self, spans: Sequence[Span], clues: Clues) -> Tensor:
         """Choose nothing."""
         return torch.empty(0, dtype=torch.long)

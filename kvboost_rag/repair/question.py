@@ -1,4 +1,4 @@
-"""Question-guided repair: recompute what the question looks at."""
+"""Question-guided repair: recompute what the question looks at, as far as it depends on its context."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvboost_rag.repair.base import Repair, share_of
+from kvboost_rag.repair.base import Clues, Repair, best, check_seed, positions_of, share_of
 from kvboost_rag.types import Span
 
 __all__ = ["QuestionGuided"]
@@ -19,26 +19,29 @@ _WATCHED_LAYERS = 3
 
 @dataclass(frozen=True)
 class QuestionGuided(Repair):
-    """Recompute the reused tokens that the end of the question attends to most.
+    """Recompute the reused tokens with the highest product of the question's attention and their sensitivity.
 
-    The question runs ahead through the layers below ``depth`` over the unrepaired documents; its attention in the last
-    three of them chooses the tokens, which then run up to the same layer, and all go on together. So the look ahead
-    costs nothing; but below ``depth`` the question itself has seen unrepaired documents only. The signal is that of
-    ProphetKV and QCFuse (question attention in the middle layers); they pay a pass of the question for it.
+    The question runs through the layers below ``depth`` over the unrepaired documents, and its attention in the last
+    three of them counts; that costs ``depth`` of a pass of the question. Question attention in the middle layers is the
+    signal of ProphetKV and QCFuse; the product with the sensitivity, measured at index time, leaves out what the
+    question looks at but what its context does not change.
 
     Parameters
     ----------
     ratio
         Share of the reused tokens that is recomputed, 0 to 1.
     depth
-        Share of the layers that the question runs ahead through, above 0 and below 1.
-    first
-        The first so many tokens of each piece are recomputed in any case, within the ratio.
+        Share of the layers that the question runs through beforehand, above 0 and below 1.
+    weigh
+        Whether sensitivity counts; False leaves the attention alone.
+    seed
+        A method whose tokens are recomputed in any case, within the ratio.
     """
 
     ratio: float = 0.05
-    depth: float = 0.6
-    first: int = 0
+    depth: float = 0.7
+    weigh: bool = True
+    seed: Repair | None = None
 
     def __post_init__(self) -> None:
         """Refuse what can not be meant."""
@@ -46,15 +49,14 @@ class QuestionGuided(Repair):
             raise ValueError(f"question needs a recompute ratio between 0 and 1, not {self.ratio}")
         if not 0.0 < self.depth < 1.0:
             raise ValueError(f"question's depth is {self.depth}; it is a share of the layers between 0 and 1")
-        if self.first < 0:
-            raise ValueError(f"question's first is {self.first}; it is a number of tokens, at least 0")
+        check_seed(self.seed, "question")
 
     @property
     def name(self) -> str:
         """Specification, as ``question:0.05:depth=0.5``."""
-        text = f"question:{self.ratio!r}"
-        text += f":depth={self.depth!r}" if self.depth != 0.6 else ""
-        return text + (f":first={self.first}" if self.first else "")
+        text = (f"{self.seed.name}+" if self.seed else "") + f"question:{self.ratio!r}"
+        text += f":depth={self.depth!r}" if self.depth != 0.7 else ""
+        return text + ("" if self.weigh else ":weigh=false")
 
     def question_layers(self, layers: int) -> Sequence[int]:
         """Name the last layers below the depth; none where nothing is left to choose."""
@@ -63,15 +65,14 @@ class QuestionGuided(Repair):
         end = min(layers - 1, max(1, round(self.depth * layers)))
         return range(max(0, end - _WATCHED_LAYERS), end)
 
-    def select(self, spans: Sequence[Span], attention: Tensor | None = None) -> Tensor:
-        """Choose the most attended tokens, each piece's first ones before all others."""
-        runs = [torch.arange(s.start, s.end) for s in spans]
-        positions = torch.cat(runs) if runs else torch.empty(0, dtype=torch.long)
+    def select(self, spans: Sequence[Span], clues: Clues) -> Tensor:
+        """Choose by attention and sensitivity, the seed's tokens before all others."""
+        positions = positions_of(spans)
         count = share_of(self.ratio, positions.numel())
-        if attention is None or count in (0, positions.numel()):
+        if clues.attention is None:
             return positions[:count]
-        score = attention.cpu()[positions]
-        if self.first:
-            heads = torch.cat([torch.arange(s.tokens) < self.first for s in spans])
-            score = score.masked_fill(heads, torch.inf)
-        return positions[score.topk(count).indices].sort().values
+        score = clues.attention[positions]
+        if self.weigh:
+            score = score * clues.sensitivity[positions]
+        first = None if self.seed is None else torch.isin(positions, self.seed.select(spans, clues))
+        return positions[best(score, count, first)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvboost_rag.repair.base import Repair, share_of
+from kvboost_rag.repair.base import Clues, Repair, positions_of, share_of
 from kvboost_rag.types import Span
 
 __all__ = ["RandomRepair"]
@@ -39,11 +39,9 @@ class RandomRepair(Repair):
         """Specification, as ``random:0.15``."""
         return f"random:{self.ratio!r}" + (f":seed={self.seed}" if self.seed else "")
 
-    def select(self, spans: Sequence[Span], attention: Tensor | None = None) -> Tensor:
+    def select(self, spans: Sequence[Span], clues: Clues) -> Tensor:
         """Choose tokens uniformly over all spans."""
-        if not spans:
-            return torch.empty(0, dtype=torch.long)
-        positions = torch.cat([torch.arange(s.start, s.end) for s in spans])
+        positions = positions_of(spans)
         generator = torch.Generator().manual_seed(self.seed)
         order = torch.randperm(positions.numel(), generator=generator)
         return positions[order[: share_of(self.ratio, positions.numel())]].sort().values

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvboost_rag.repair.base import Repair
+from kvboost_rag.repair.base import Clues, Repair
 from kvboost_rag.types import Span
 
 __all__ = ["Selective"]
@@ -39,7 +39,7 @@ class Selective(Repair):
         """Specification, as ``selective:16``."""
         return f"selective:{self.tokens}"
 
-    def select(self, spans: Sequence[Span], attention: Tensor | None = None) -> Tensor:
+    def select(self, spans: Sequence[Span], clues: Clues) -> Tensor:
         """Choose the head of each span."""
         heads = [torch.arange(s.start, min(s.end, s.start + self.tokens)) for s in spans]
         return torch.cat(heads) if heads else torch.empty(0, dtype=torch.long)

@@ -142,6 +142,8 @@ class DiskStore(ChunkStore):
         for tensor in (entry.keys, entry.values):
             if tuple(tensor.shape) != wanted or tensor.dtype != self._dtype:
                 raise ValueError(f"it holds {tuple(tensor.shape)} {tensor.dtype}, not {wanted} {self._dtype}")
+        if tuple(entry.sensitivity.shape) != wanted[2:3] or entry.sensitivity.dtype != torch.float32:
+            raise ValueError(f"its sensitivity is {tuple(entry.sensitivity.shape)} {entry.sensitivity.dtype}")
 
     def _forget(self, key: ChunkKey) -> None:
         file = self._files.pop(key.prefix)
@@ -203,6 +205,7 @@ def _serialise(entry: ChunkKV, fingerprint: str) -> bytes:
     tensors = {
         "keys": entry.keys.to("cpu").contiguous(),
         "values": entry.values.to("cpu").contiguous(),
+        "sensitivity": entry.sensitivity.contiguous(),
         "token_ids": torch.from_numpy(np.ascontiguousarray(chunk.token_ids)),
     }
     meta = {
@@ -242,10 +245,10 @@ def _write_atomically(path: Path, payload: bytes) -> None:
 def _read(file: ChunkFile) -> ChunkKV:
     with safe_open(file.path, framework="pt") as opened:
         meta = opened.metadata() or {}
-        tensors = {name: opened.get_tensor(name) for name in ("keys", "values", "token_ids")}
+        tensors = {name: opened.get_tensor(name) for name in ("keys", "values", "sensitivity", "token_ids")}
     if meta.get("checksum") != _checksum(tensors):
         raise ValueError("its checksum does not match")
     if (meta["prefix"], meta["content"], meta["fingerprint"]) != (file.key.prefix, file.key.content, file.fingerprint):
         raise ValueError("its header changed")
     chunk = Chunk(file.key, file.document_id, file.index, tensors["token_ids"].numpy())
-    return ChunkKV(chunk, tensors["keys"], tensors["values"])
+    return ChunkKV(chunk, tensors["keys"], tensors["values"], tensors["sensitivity"])
