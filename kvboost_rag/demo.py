@@ -10,7 +10,7 @@ from typing import Any
 from kvboost_rag.demo_documents import demo_documents, demo_questions, read_folder
 from kvboost_rag.embedding import Embedder
 from kvboost_rag.engine import KVBoostEngine
-from kvboost_rag.layouts import layout_for
+from kvboost_rag.layouts import LAYOUTS, layout_name
 from kvboost_rag.report import Result, strip
 from kvboost_rag.retrieval import FaissRetriever
 from kvboost_rag.types import Document
@@ -48,7 +48,7 @@ class DemoOptions:
     questions: tuple[str, ...] = ()
     k: int | None = None
     max_tokens: int = 32
-    repair: str = "cacheblend:0.15"
+    repair: str = "auto"
     cache_dir: Path | None = None
 
     @property
@@ -124,7 +124,7 @@ def prepare(options: DemoOptions, *, show_progress: bool = False) -> Demo:
         options.model,
         repair=options.repair,
         cache_dir=options.cache_dir,
-        layout=layout_for(options.model),
+        layout=LAYOUTS[layout_name(options.model)],
     )
     engine.add_documents(documents, show_progress=show_progress)
     return Demo(engine, retriever, _questions(options, documents), options)

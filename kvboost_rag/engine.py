@@ -6,7 +6,6 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -22,17 +21,18 @@ from kvboost_rag.compose import Composer
 from kvboost_rag.decode import Delta, Finish, build_processors, decode
 from kvboost_rag.encode import CanonicalContext, Encoder
 from kvboost_rag.errors import ContextWindowError, EngineClosedError
-from kvboost_rag.generic_texts import PROBE_TEXT
+from kvboost_rag.generic_texts import CONTEXT_TEXT, PROBE_TEXT
 from kvboost_rag.keys import prefix_seed
 from kvboost_rag.library import Library
 from kvboost_rag.loading import load_model
 from kvboost_rag.model import check_support, fingerprint, model_lock
 from kvboost_rag.plan import Planner
+from kvboost_rag.policy import Policy
 from kvboost_rag.prefix import Prefix, PrefixCache
 from kvboost_rag.prompt import Layout, Prompt, Renderer
 from kvboost_rag.registry import Registry
-from kvboost_rag.repair import Repair, parse_repair
-from kvboost_rag.report import Report, Result, Stats
+from kvboost_rag.repair import Repair, check_policy, parse_repair
+from kvboost_rag.report import Located, Result, Scored, Stats
 from kvboost_rag.sampling import Sampling, as_stops
 from kvboost_rag.sensitivity import SensitivityMeter
 from kvboost_rag.session import ReusingAnswer, greedy_answer
@@ -40,47 +40,9 @@ from kvboost_rag.store import ChunkStore, DiskStore, MemoryStore, TieredStore
 from kvboost_rag.tokens import Tokens
 from kvboost_rag.types import Document, Span, SpanKind, TokenIds
 
-__all__ = ["KVBoostEngine", "Located", "Scored"]
+__all__ = ["KVBoostEngine"]
 
 logger = logging.getLogger("kvboost_rag")
-
-@dataclass(frozen=True)
-class Located:
-    """A known document found in a text.
-
-    Parameters
-    ----------
-    document
-        As it was added.
-    start, end
-        Character offsets in the text.
-    complete
-        Whether it is there whole, or cut at its end.
-    """
-
-    document: Document
-    start: int
-    end: int
-    complete: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """Logits of a given answer.
-
-    Parameters
-    ----------
-    logits
-        ``[tokens, vocabulary]`` float32: row ``i`` is the model's opinion before it sees answer token ``i``.
-    report
-        Where the prompt's KV came from.
-    greedy
-        The model's own greedy answer of as many tokens, if it was asked for.
-    """
-
-    logits: Tensor
-    report: Report
-    greedy: tuple[int, ...] | None = None
 
 
 class KVBoostEngine:
@@ -95,11 +57,19 @@ class KVBoostEngine:
     reuse
         ``"on"`` refuses a model whose KV can not be moved; ``"off"`` runs any model as transformers does.
     repair
-        Which reused tokens are computed again: a specification as ``"cacheblend:0.15"``, or a :class:`Repair`.
+        Which reused tokens are computed again: a specification as ``"cacheblend:0.15"``, or a :class:`Repair`; None
+        is ``"auto"``, which takes what the policy names for the quality.
+    quality
+        For ``auto``: ``"floor"``, ``"standard"`` (the default), ``"safe"``, or a KL to full prefill in nats a token.
+    policy
+        What ``auto`` chooses from; None takes the one that ``kvboost-rag calibrate`` left in ``cache_dir``, or else the
+        one that comes along for the model's family.
     layout
         Places of documents that are handed over apart, and with them the canonical head.
     context_documents
-        Generic texts that every document is encoded after, behind the head.
+        Generic texts that every document is encoded after, behind the head; ``"generic"`` takes one that comes along.
+        Closer to full prefill with some models and further from it with others (``docs/repair-frontier.md``), and no
+        document is exact then, so none is the default.
     chunker
         Chooses the chunks' boundaries.
     namespace
@@ -123,9 +93,11 @@ class KVBoostEngine:
         tokenizer: PreTrainedTokenizerBase,
         *,
         reuse: Literal["on", "off"] = "on",
-        repair: str | Repair = "cacheblend:0.15",
+        repair: str | Repair | None = None,
+        quality: str | float | None = None,
+        policy: Policy | None = None,
         layout: Layout | None = None,
-        context_documents: Sequence[str] = (),
+        context_documents: Sequence[str] | Literal["generic"] = (),
         chunker: Chunker | None = None,
         namespace: str = "",
         cache_dir: str | Path | None = None,
@@ -138,7 +110,6 @@ class KVBoostEngine:
             raise ValueError("cache_dir and context_documents have no use with reuse='off'; leave them out")
         self.model = model
         self.tokenizer = tokenizer
-        self._repair = parse_repair(repair)
         self._lock = threading.RLock()
         self._closed = False
         self._counts: Counter[str] = Counter()
@@ -151,35 +122,63 @@ class KVBoostEngine:
         self._store: ChunkStore = MemoryStore(max_memory_bytes)
         self._plain = PlainPath(model)
         self._reuse: ReusePath | None = None
+        self.policy_path: Path | None = None
         encoder = None
         if reuse == "on":
             encoder = self._prepare_reuse(context_documents, chunker or AdaptiveChunker(), namespace, cache_dir)
+        if policy is not None:
+            check_policy(policy, policy.source)
+        self.policy = policy or self._found_policy() or Policy.shipped(model.config.model_type)
+        self._repair = self._method(repair, quality) or parse_repair("auto", self.policy)
         self._library = Library(self._registry, self._store, self._prefixes, encoder, self._lock)
 
     def _prepare_reuse(
-        self, context_documents: Sequence[str], chunker: Chunker, namespace: str, cache_dir: str | Path | None
+        self,
+        context_documents: Sequence[str] | Literal["generic"],
+        chunker: Chunker,
+        namespace: str,
+        cache_dir: str | Path | None,
     ) -> Encoder:
         # Another engine's forward changes the model's attention setting for its length.
         with model_lock(self.model):
             self._runner = check_support(self.model)
             self.fingerprint = fingerprint(self.model, self.tokenizer, namespace)
-        context = CanonicalContext.of(self.fingerprint, self._context_ids(context_documents))
+        contexts = _contexts(context_documents)
+        context = CanonicalContext.of(self.fingerprint, self._context_ids(contexts))
         window = self._runner.architecture.max_positions
         if window is not None and len(context.token_ids) >= window:
             raise ContextWindowError(
                 f"head and context_documents have {len(context.token_ids)} tokens, but the model's context window is "
                 f"{window}; give fewer or shorter context_documents"
             )
-        meter = SensitivityMeter(self._runner, self._context_ids([PROBE_TEXT]))
+        # After the same text as before, nothing would change.
+        probe = PROBE_TEXT if PROBE_TEXT not in contexts else CONTEXT_TEXT
+        meter = SensitivityMeter(self._runner, self._context_ids([probe]))
         self._encoder = Encoder(self._runner, self._tokens, chunker, context, self.fingerprint, meter)
+        self.context_key = context.key
         if len(context.token_ids):
             span = Span(0, len(context.token_ids), SpanKind.COMPUTED)
             self._prefixes.put(Prefix(context.token_ids, self._encoder.context_kv, (span,), "", pinned=True))
         if cache_dir is not None:
+            self.policy_path = Path(cache_dir) / f"policy-{context.key}.json"
             self._store = TieredStore(self._store, self._disk(Path(cache_dir), context.key))
         self._planner = Planner(self._store, prefix_seed(self.fingerprint), context.key)
         self._reuse = ReusePath(self._runner, self._planner, self._prefixes)
         return self._encoder
+
+    def _found_policy(self) -> Policy | None:
+        if self.policy_path is None or not self.policy_path.is_file():
+            return None
+        policy = Policy.load(self.policy_path)
+        check_policy(policy, str(self.policy_path))
+        return policy
+
+    def _method(self, repair: str | Repair | None, quality: str | float | None) -> Repair | None:
+        if quality is None:
+            return None if repair is None else parse_repair(repair, self.policy)
+        if repair not in (None, "auto"):
+            raise ValueError("quality is for repair='auto', which chooses the method; pass one of the two")
+        return parse_repair(f"auto:{quality}", self.policy)
 
     def _disk(self, folder: Path, identity: str) -> DiskStore:
         # The context's key covers the model too, so that engines with other layouts may share a folder.
@@ -324,6 +323,7 @@ class KVBoostEngine:
         stop: str | Sequence[str] | None = None,
         ignore_eos: bool = False,
         repair: str | Repair | None = None,
+        quality: str | float | None = None,
         reuse: bool = True,
         template_options: Mapping[str, Any] | None = None,
     ) -> Generator[Delta, None, Result]:
@@ -338,7 +338,7 @@ class KVBoostEngine:
             Documents, or ids of known ones, to put before the question in this order.
         max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, stop, ignore_eos
             See :class:`kvboost_rag.sampling.Sampling`; None takes the model's generation config.
-        repair
+        repair, quality
             Instead of the engine's.
         reuse
             False computes the whole prompt, as a reference.
@@ -365,7 +365,7 @@ class KVBoostEngine:
             max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
             repetition_penalty=repetition_penalty, seed=seed, stop=as_stops(stop), ignore_eos=ignore_eos,
         )
-        method = self._repair if repair is None else parse_repair(repair)
+        method = self._method(repair, quality) or self._repair
         # What the generation config makes of it is only known to the processors; better now than after the prefill.
         build_processors(
             sampling, self.model.generation_config, prompt_ids=np.zeros(1, dtype=np.int64), eos=(),
@@ -401,7 +401,8 @@ class KVBoostEngine:
             finish = yield from answer
         except GeneratorExit:
             # The garbage collector may close a stream in any thread and inside any lock: kept at the next request.
-            self._abandoned.append((session, request))
+            if not self._closed:
+                self._abandoned.append((session, request))
             raise
         finally:
             answer.close()
@@ -415,6 +416,7 @@ class KVBoostEngine:
         *,
         documents: Sequence[Document | str] | None = None,
         repair: str | Repair | None = None,
+        quality: str | float | None = None,
         reuse: bool = True,
         template_options: Mapping[str, Any] | None = None,
         greedy: bool = False,
@@ -423,7 +425,7 @@ class KVBoostEngine:
 
         Parameters
         ----------
-        prompt, documents, repair, reuse, template_options
+        prompt, documents, repair, quality, reuse, template_options
             As for :meth:`stream`.
         continuation
             Token ids of the answer, at least one.
@@ -435,9 +437,11 @@ class KVBoostEngine:
         if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError("the continuation is no list of token ids; give at least one integer")
         ids = ids.astype(np.int64)
-        method = self._repair if repair is None else parse_repair(repair)
+        method = self._method(repair, quality) or self._repair
         asked = Asked(prompt, _listed(documents), template_options or {}, method, reuse, len(ids))
         request, session = self._open(asked)
+        # An accelerator may still be at work; the first token is there once its id is.
+        int(session.logits.argmax())
         ttft = request.clock.elapsed()
         with self._lock:
             logits = session.score(ids)
@@ -500,6 +504,8 @@ class KVBoostEngine:
                 self._abandoned.clear()
                 self._prefixes.clear()
                 self._store.close()
+                if self._reuse is not None:
+                    self._runner.spare.close()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -515,6 +521,14 @@ class KVBoostEngine:
         """Close the engine."""
         self.close()
 
+
+
+def _contexts(texts: Sequence[str] | Literal["generic"]) -> Sequence[str]:
+    if texts == "generic":
+        return (CONTEXT_TEXT,)
+    if isinstance(texts, str):
+        raise ValueError("context_documents is a list of texts, or 'generic'; put a single text into a list")
+    return texts
 
 
 def _listed(documents: Sequence[Document | str] | None) -> Sequence[Document | str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvboost_rag.prompt import Layout
 
-__all__ = ["CHAT", "COMPLETION", "LAYOUTS", "layout_for"]
+__all__ = ["CHAT", "COMPLETION", "LAYOUTS", "layout_name"]
 
 # Invented examples teach small models to copy its answer from the texts. They stand before the documents, where
 # they are computed once for all prompts.
@@ -45,6 +45,6 @@ CHAT = Layout()
 LAYOUTS = {"completion": COMPLETION, "chat": CHAT}
 
 
-def layout_for(model: str) -> Layout:
-    """Choose the layout that the demo asks a model with: the embedded one is too weak to follow instructions."""
-    return COMPLETION if model == "smollm2" else CHAT
+def layout_name(model: str) -> str:
+    """Name the layout that the demo asks a model with: the embedded one is too weak to follow instructions."""
+    return "completion" if model == "smollm2" else "chat"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvboost_rag.model import Chooser, KVCache, ModelRunner, Probe
-from kvboost_rag.repair import Clues, Repair
+from kvboost_rag.repair import Clues, Repair, Selective
 from kvboost_rag.types import Plan, Span, SpanKind
 
 __all__ = ["Prefilled", "prefill"]
@@ -26,13 +26,13 @@ class Prefilled:
         ``[vocabulary]`` float32, for the first token of the answer.
     spans
         The plan's spans with recomputed tokens told apart.
-    forward_tokens
-        Tokens that entered the forward.
+    fallback
+        Why approximate tokens were all computed; empty otherwise.
     """
 
     logits: Tensor
     spans: tuple[Span, ...]
-    forward_tokens: int
+    fallback: str
 
 
 def prefill(runner: ModelRunner, plan: Plan, cache: KVCache, repair: Repair) -> Prefilled:
@@ -49,6 +49,10 @@ def prefill(runner: ModelRunner, plan: Plan, cache: KVCache, repair: Repair) -> 
     repair
         Chooses among the plan's repairable spans.
     """
+    fallback = repair.declines(plan.repairable)
+    if fallback:
+        # With every token chosen and none narrowed away, this equals a full prefill.
+        repair = Selective(len(plan.token_ids))
     clues = Clues(plan.sensitivity, _attention(runner, plan, cache, repair))
     chosen = repair.select(plan.repairable, clues)
     positions = torch.cat([chosen, _holes(plan)]).sort().values
@@ -57,7 +61,7 @@ def prefill(runner: ModelRunner, plan: Plan, cache: KVCache, repair: Repair) -> 
     logits = runner.forward(
         ids.to(runner.device), positions.to(runner.device), cache, len(plan.token_ids), selection.choosers(runner)
     )
-    return Prefilled(logits, tuple(_told_apart(plan.spans, selection.kept.cpu().numpy())), len(positions))
+    return Prefilled(logits, tuple(_told_apart(plan.spans, selection.kept.cpu().numpy())), fallback)
 
 
 def _holes(plan: Plan) -> Tensor:

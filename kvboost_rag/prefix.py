@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,8 +48,15 @@ class Prefix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the buffers."""
-        return int(self.cache.keys.nbytes + self.cache.values.nbytes)
+        """Bytes of the buffers, which may be longer than this prompt."""
+        return int(sum(t.untyped_storage().nbytes() for t in (self.cache.keys, self.cache.values)))
+
+    def tightened(self, max_bytes: int) -> Prefix:
+        """Copy to buffers of its own size, if it exceeds a budget only because its buffers are longer."""
+        own = self.cache.keys.nbytes + self.cache.values.nbytes
+        if self.nbytes <= max_bytes or own > max_bytes:
+            return self
+        return replace(self, cache=KVCache(self.cache.keys.clone(), self.cache.values.clone()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +105,7 @@ class PrefixCache:
 
     def put(self, prefix: Prefix) -> bool:
         """Keep a prompt; those it extends go, then the least recently used. False if it exceeds the budget."""
+        prefix = prefix.tightened(self._max_bytes)
         if not prefix.pinned and prefix.nbytes > self._max_bytes:
             logger.info("a prompt of %d bytes exceeds max_prefix_bytes and is not kept", prefix.nbytes)
             return False

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from kvboost_rag.types import Span, SpanKind
+from torch import Tensor
 
-__all__ = ["Report", "Result", "Stats", "strip"]
+from kvboost_rag.types import Document, Span, SpanKind
+
+__all__ = ["Located", "Report", "Result", "Scored", "Stats", "strip"]
 
 _LETTERS = {SpanKind.EXACT: "=", SpanKind.APPROXIMATE: "~", SpanKind.RECOMPUTED: "R", SpanKind.COMPUTED: "C"}
 # Colour-blind safe (Okabe and Ito); the letter tells the kinds apart without colour.
@@ -37,7 +39,7 @@ class Report:
     total
         Seconds from the call to the end of the answer.
     fallback
-        Why nothing was reused although it was asked for; empty otherwise.
+        Why tokens were computed although their KV could have been reused; empty otherwise.
     """
 
     spans: tuple[Span, ...]
@@ -70,7 +72,7 @@ class Report:
     def __str__(self) -> str:
         """Return counts, times and strip in three lines."""
         counts = ", ".join(f"{self.tokens(kind)} {kind.value}" for kind in SpanKind)
-        why = f"; no reuse: {self.fallback}" if self.fallback else ""
+        why = f"; fallback: {self.fallback}" if self.fallback else ""
         return (
             f"{self.prompt_tokens} prompt tokens: {counts} (repair {self.repair}{why})\n"
             f"TTFT {self.ttft * 1000:.0f} ms, total {self.total * 1000:.0f} ms\n[{strip(self.spans)}]"
@@ -128,6 +130,45 @@ class Result:
     def _repr_html_(self) -> str:
         """Answer and strip for notebooks."""
         return f"<div><pre style='white-space:pre-wrap'>{escape(self.text)}</pre>{self.report._repr_html_()}</div>"
+
+
+@dataclass(frozen=True)
+class Located:
+    """A known document found in a text.
+
+    Parameters
+    ----------
+    document
+        As it was added.
+    start, end
+        Character offsets in the text.
+    complete
+        Whether it is there whole, or cut at its end.
+    """
+
+    document: Document
+    start: int
+    end: int
+    complete: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Logits of a given answer.
+
+    Parameters
+    ----------
+    logits
+        ``[tokens, vocabulary]`` float32: row ``i`` is the model's opinion before it sees answer token ``i``.
+    report
+        Where the prompt's KV came from.
+    greedy
+        The model's own greedy answer of as many tokens, if it was asked for.
+    """
+
+    logits: Tensor
+    report: Report
+    greedy: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,20 @@ class ReusingAnswer:
         Of the prompt.
     token_ids
         The prompt.
+    fallback
+        Why approximate tokens were all computed; empty otherwise.
     """
 
     def __init__(
-        self, runner: ModelRunner, cache: KVCache, logits: Tensor, spans: tuple[Span, ...], token_ids: TokenIds
+        self,
+        runner: ModelRunner,
+        cache: KVCache,
+        logits: Tensor,
+        spans: tuple[Span, ...],
+        token_ids: TokenIds,
+        fallback: str = "",
     ) -> None:
+        self.fallback = fallback
         self.logits = logits
         self.spans = spans
         self.cache = cache
@@ -85,6 +94,7 @@ class PlainAnswer:
     """
 
     def __init__(self, session: PlainSession, token_ids: Tensor, spans: tuple[Span, ...]) -> None:
+        self.fallback = "reuse is off"
         self._session = session
         self._prompt = token_ids
         self.spans = spans

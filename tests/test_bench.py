@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from tiny import FAMILIES, tiny_model, tiny_tokenizer
 from transformers import GenerationConfig
 
 from kvboost_rag import KVBoostEngine, SpanKind
+from kvboost_rag.answering import Clock
 from kvboost_rag.bench import BenchOptions, add_arguments, format_table, options_from, run_bench
 from kvboost_rag.bench.data import fitted, read_samples
 from kvboost_rag.bench.measure import Meter
@@ -20,7 +22,10 @@ from kvboost_rag.bench.plain import PlainModel
 from kvboost_rag.bench.quality import answer_text, chosen_letter, divergence, exact_match, normalised, token_f1
 from kvboost_rag.bench.setup import build_engine, ingest_rates
 from kvboost_rag.bench.summary import summarise
+from kvboost_rag.generic_texts import CONTEXT_TEXT
 from kvboost_rag.layouts import CHAT, COMPLETION
+from kvboost_rag.policy import Policy, PolicyPoint
+from kvboost_rag.session import ReusingAnswer
 from kvboost_rag.tokens import Tokens
 
 ANIMALS = ("zebra", "lion", "bear")
@@ -273,6 +278,24 @@ def test_scoring_answers_freely_over_the_same_prefill(engine, tmp_path, reuse):
         assert (scored.logits - alone.logits).abs().max() < 1e-5
 
 
+def test_ttft_ends_before_the_answer_is_scored(engine, tmp_path, monkeypatch):
+    (question,) = questions(engine, row(), tmp_path=tmp_path)
+    done, elapsed, score = [], Clock.elapsed, ReusingAnswer.score
+    monkeypatch.setattr(Clock, "elapsed", lambda self: done.append("clock") or elapsed(self))
+    monkeypatch.setattr(ReusingAnswer, "score", lambda self, ids: done.append("score") or score(self, ids))
+    engine.score(question.text, [1, 2], documents=question.documents, greedy=True)
+    assert done[:2] == ["clock", "score"]
+
+
+def test_what_auto_stood_for_is_in_the_setup(options, tmp_path):
+    Policy((PolicyPoint("selective:3", 0.1, 0.01, 0.01, 1),), "made up").save(tmp_path / "policy.json")
+    chosen = options(row(), methods=("full", "auto:standard"), policy=tmp_path / "policy.json")
+    setup = run_bench(chosen)["setup"]
+    assert setup["policy"] == "made up"
+    assert setup["auto"] == {"auto:standard": "auto:standard = selective:3"}
+    assert setup["options"]["policy"] == "policy.json"
+
+
 def test_documents_are_ingested_alone_and_go_when_no_longer_needed(engine, tmp_path, monkeypatch):
     rows = [row(0, ("zebra", "lion")), row(1, ("lion", "bear", "lion")), row(2, ("bear",))]
     samples = read_samples(write(tmp_path / "d.jsonl", *rows))
@@ -329,6 +352,7 @@ def test_instruction_and_context_documents_reach_the_prompt(options, tmp_path):
         report = engine.generate(question.text, documents=question.documents, max_tokens=1, repair="none").report
         # Without context documents the first document would be exact.
         assert [s.document_id for s in report.spans if s.kind is SpanKind.EXACT] == [None]
+    assert options(context_documents=Path("generic")).context_texts == (CONTEXT_TEXT,)
 
 
 # Interruption

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -43,3 +44,20 @@ def test_readme_names_only_targets_that_exist():
     named = set(re.findall(r"make ([a-z]+)", (ROOT / "README.md").read_text()))
     assert named
     assert named <= targets
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "results").glob("*.json")), ids=lambda path: path.name)
+def test_the_readme_table_comes_from_a_result(path):
+    table = run(str(ROOT / "examples" / "readme_table.py"), str(path))
+    assert "| full prefill | 1.00 | all | 0.000 (0.000) | 100.0 % |" in table
+    if path.name == "hotpotqa_smollm2.json":
+        readme = (ROOT / "README.md").read_text()
+        rows = [line for line in table.splitlines() if line.startswith("|")]
+        assert len(rows) > 8
+        assert all(row in readme for row in rows)
+
+
+def test_the_policies_that_come_along_are_those_of_the_results():
+    script = str(ROOT / "examples" / "policies.py")
+    code = f"import json, runpy; print(json.dumps(runpy.run_path({script!r})['policies']()))"
+    assert json.loads(run("-c", code)) == json.loads((ROOT / "kvboost_rag" / "policies.json").read_text())

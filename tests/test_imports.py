@@ -15,7 +15,7 @@ PACKAGE = Path(kvboost_rag.__file__).parent
 # A module imports from rows above its own, and nothing else of this package; a package's own files may share.
 ORDER = [
     {"errors", "types"},
-    {"keys", "chunking", "rope", "report", "converted", "generic_texts"},
+    {"keys", "chunking", "rope", "report", "converted", "generic_texts", "policy"},
     {"sampling", "gguf_convert"},
     {"model", "tokens", "store", "loading", "locate", "prompt"},
     {"prefix", "registry", "repair", "sensitivity"},
@@ -23,7 +23,7 @@ ORDER = [
     {"library", "answering"},
     {"engine", "layouts"},
     {"bench", "embedding", "demo_documents", "inspection"},
-    {"retrieval"},
+    {"retrieval", "calibrate", "plots"},
     {"demo"},
     {"cli"},
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from tiny import FAMILIES, tiny_model, tiny_tokenizer
@@ -18,6 +20,7 @@ from kvboost_rag.repair import (
     Sensitive,
     parse_repair,
 )  # fmt: skip
+from kvboost_rag.repair.base import share_of
 from kvboost_rag.types import Span
 
 SPANS = [Span(10, 20, SpanKind.APPROXIMATE, "a"), Span(20, 24, SpanKind.APPROXIMATE, "b")]
@@ -119,7 +122,7 @@ def test_specifications_round_trip(spec):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("magic", "known are none, selective"),
+        ("magic", "known are auto, none, selective"),
         ("", "known are"),
         ("selective:x", "tokens can not be 'x'"),
         ("selective:-1", ">= 0"),
@@ -234,3 +237,45 @@ def test_an_exact_document_gets_no_repair():
         report = engine.generate("Why?", documents=["0"], repair=spec, max_tokens=1).report
         assert report.tokens(SpanKind.RECOMPUTED) == 0
         engine._prefixes._entries = [e for e in engine._prefixes._entries if e.pinned]
+
+
+def test_a_share_is_not_rounded_up_by_chance():
+    for ratio, tokens, expected in ((0.07, 100, 7), (0.14, 50, 7), (0.001, 100, 1), (1.0, 7, 7)):
+        assert share_of(ratio, tokens) == expected
+
+
+def test_of_too_many_seeds_the_best_ones_are_taken():
+    known = clues({10: 1, 11: 5, 12: 3, 13: 4, 20: 2, 23: 9})
+    assert Sensitive(0.2, seed=Selective(4)).select(SPANS, known).tolist() == [11, 13, 23]
+
+
+def test_the_attention_that_counts_is_that_of_the_question(monkeypatch):
+    engine = KVBoostEngine(tiny_model("llama"), tiny_tokenizer())
+    engine.add_documents([Document(str(i), t) for i, t in enumerate(TEXTS)])
+    asked, attention = [], ModelRunner.question_attention
+    monkeypatch.setattr(ModelRunner, "question_attention", lambda *a: asked.append(a[-1]) or attention(*a))
+    report = engine.generate("Why?", documents=["2", "1", "0"], repair="question:0.1", max_tokens=1).report
+    assert asked == [report.spans[-1].tokens]
+    assert report.spans[-1].kind is SpanKind.COMPUTED
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_two_engines_over_one_model_do_not_see_each_others_attention(implementation):
+    model = tiny_model("llama")
+    before = model.config._attn_implementation
+    model.set_attn_implementation(implementation)
+    documents = [Document(str(i), t) for i, t in enumerate(TEXTS)]
+    engines = [KVBoostEngine(model, tiny_tokenizer(), max_prefix_bytes=0) for _ in range(2)]
+    orders = (["2", "1", "0"], ["0", "2", "1"])
+
+    def ask(engine, order):
+        return engine.score("Why?", [1, 2, 3], documents=order, repair="question:0.2").logits
+
+    for engine in engines:
+        engine.add_documents(documents)
+    expected = [ask(engine, order) for engine, order in zip(engines, orders, strict=True)]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(8):
+            got = list(pool.map(ask, engines, orders))
+            assert all(torch.equal(g, e) for g, e in zip(got, expected, strict=True))
+    model.set_attn_implementation(before)

@@ -8,9 +8,11 @@ import torch
 from tiny import FAMILIES, tiny_model, tiny_tokenizer
 
 from kvboost_rag import Document, KVBoostEngine
+from kvboost_rag.chunking import AdaptiveChunker
 from kvboost_rag.generic_texts import PROBE_TEXT
 from kvboost_rag.model import ModelRunner
 from kvboost_rag.sensitivity import SensitivityMeter
+from kvboost_rag.types import Placement, Plan
 
 TEXTS = ["It was seven.", "The zebra ran over the plain. It was fast and striped, and it saw a lion there."]
 
@@ -49,20 +51,38 @@ def test_after_the_same_context_nothing_changes():
     assert got.max() < 1e-9
 
 
-def test_it_is_kept_with_the_chunks_in_both_tiers_and_reaches_the_plan(tmp_path):
+def stored(engine: KVBoostEngine, document_id: str) -> torch.Tensor:
+    chunks = next(r.chunks for r in engine._registry if r.document.id == document_id)
+    return torch.cat([engine._store.get(c.key.prefix, c.token_ids).sensitivity for c in chunks])
+
+
+def test_it_is_kept_with_the_chunks_in_both_tiers(tmp_path):
     model, tokenizer = tiny_model("llama"), tiny_tokenizer()
     documents = [Document(str(i), text) for i, text in enumerate(TEXTS)]
-    with KVBoostEngine(model, tokenizer, cache_dir=tmp_path) as engine:
-        engine.add_documents(documents)
-        other = engine._context_ids([PROBE_TEXT])
-        assert len(other) > len(PROBE_TEXT)
-        kept = {i: engine._library._store.get(i, entry_ids(engine, i)).sensitivity for i in engine._library._store}
-        assert all(0 < s.min() and s.dtype == torch.float32 for s in kept.values())
-    with KVBoostEngine(model, tokenizer, cache_dir=tmp_path) as engine:
-        engine.add_documents(documents)
-        for prefix, sensitivity in kept.items():
-            assert torch.equal(engine._library._store.get(prefix, entry_ids(engine, prefix)).sensitivity, sensitivity)
+    for _ in range(2):
+        with KVBoostEngine(model, tokenizer, cache_dir=tmp_path, chunker=AdaptiveChunker(target=16)) as engine:
+            engine.add_documents(documents)
+            one, other = engine._encoder.context.token_ids.tolist(), engine._context_ids([PROBE_TEXT]).tolist()
+            for document in documents:
+                own = engine._tokens.document(document.text).tolist()
+                here, there = (encoded_values(engine._runner, c, own)[1:3] for c in (one, other))
+                size = here.square().sum(dim=(1, 3)).mean(-1, keepdim=True)
+                expected = ((there - here).square().sum(dim=(1, 3)) / size).mean(dim=0)
+                assert (stored(engine, document.id) - expected).abs().max() < 1e-4
 
 
-def entry_ids(engine: KVBoostEngine, prefix: str):
-    return next(c.token_ids for r in engine._registry for c in r.chunks if c.key.prefix == prefix)
+def test_it_reaches_the_plan_at_the_placed_tokens_places():
+    with KVBoostEngine(tiny_model("llama"), tiny_tokenizer()) as engine:
+        engine.add_documents([Document(str(i), text) for i, text in enumerate(TEXTS)])
+        (chunk,) = next(r.chunks for r in engine._registry if r.document.id == "1")
+        entry = engine._store.get(chunk.key.prefix, chunk.token_ids)
+        plan = Plan(np.zeros(40, dtype=np.int64), (), (Placement(10, entry, 7, 22),), 0)
+        expected = torch.zeros(40)
+        expected[10:25] = entry.sensitivity[7:22]
+        assert torch.equal(plan.sensitivity, expected)
+
+
+def test_the_probe_text_as_the_context_is_probed_with_another_one():
+    with KVBoostEngine(tiny_model("llama"), tiny_tokenizer(), context_documents=[PROBE_TEXT]) as engine:
+        engine.add_documents([Document("1", TEXTS[1])])
+        assert stored(engine, "1").min() > 0

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kvboost_rag.bench.plain import PlainAnswer, PlainModel
-from kvboost_rag.engine import KVBoostEngine, Scored
-from kvboost_rag.report import Report
+from kvboost_rag.engine import KVBoostEngine
+from kvboost_rag.report import Report, Scored
 from kvboost_rag.types import Document, SpanKind, TokenIds
 
 __all__ = ["ANSWER_TOKENS", "KEPT_PROMPTS", "Answered", "FirstToken", "Method", "Question", "make_method", "token_ids"]

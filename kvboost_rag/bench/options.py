@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from kvboost_rag.generic_texts import CONTEXT_TEXT
 from kvboost_rag.layouts import LAYOUTS
+from kvboost_rag.policy import Policy
 from kvboost_rag.prompt import Layout
 from kvboost_rag.repair import parse_repair
 
@@ -23,6 +25,7 @@ BASELINES = ("full", "prefix-cache")
 METHODS = ("full", "prefix-cache", "none", "random:0.15", "selective:16", "cacheblend:0.15")
 """Measured when ``--methods`` is not given."""
 
+_GENERIC = Path("generic")
 _DTYPES = ("float32", "bfloat16", "float16")
 _COUNTS = ("limit", "max_documents", "max_document_tokens", "repeats", "threads")
 
@@ -55,13 +58,18 @@ class BenchOptions:
     repeats
         How often each TTFT is measured; the median counts.
     context_documents
-        Text file whose paragraphs (between blank lines) every document is encoded after.
+        Text file whose paragraphs (between blank lines) every document is encoded after; ``generic`` takes the text
+        that comes along.
     threads
         Of torch; None leaves them alone.
     seed
         Of ``random`` repairs that name none. Nothing else is random: all decoding is greedy.
     dtype, device
         Of the weights; None leaves them to the loader.
+    policy
+        What ``auto`` chooses from, as ``kvboost-rag calibrate`` writes it; None takes the one that comes along.
+    ingest_rates
+        Whether to compare ingest with plain prefill beforehand, which takes a few minutes with a larger model.
 
     Raises
     ------
@@ -84,6 +92,8 @@ class BenchOptions:
     seed: int = 0
     dtype: str | None = None
     device: str | None = None
+    policy: Path | None = None
+    ingest_rates: bool = True
 
     def __post_init__(self) -> None:
         """Check everything that needs no model."""
@@ -99,8 +109,10 @@ class BenchOptions:
         if self.dtype not in (None, *_DTYPES):
             raise ValueError(f"dtype is {self.dtype!r}; pass one of {', '.join(_DTYPES)}")
         _check_file("data", self.data)
-        if self.context_documents is not None:
+        if self.context_documents not in (None, _GENERIC):
             _check_file("context_documents", self.context_documents)
+        if self.policy is not None:
+            _check_file("policy", self.policy)
         if not self.output.parent.is_dir():
             raise ValueError(f"the folder of output {self.output} does not exist; make it, or choose another one")
         if self.output.is_dir():
@@ -113,6 +125,16 @@ class BenchOptions:
         return layout if self.instruction is None else replace(layout, question=f"\n\n{self.instruction}")
 
     @property
+    def model_name(self) -> str:
+        """The model without the folders it lies in; a model id as it is."""
+        return Path(self.model).resolve().name if Path(self.model).exists() else self.model
+
+    @property
+    def loaded_policy(self) -> Policy | None:
+        """The policy itself."""
+        return None if self.policy is None else Policy.load(self.policy)
+
+    @property
     def torch_dtype(self) -> torch.dtype | None:
         """The dtype itself."""
         return None if self.dtype is None else getattr(torch, self.dtype)
@@ -122,6 +144,8 @@ class BenchOptions:
         """Paragraphs of the file ``context_documents``."""
         if self.context_documents is None:
             return ()
+        if self.context_documents == _GENERIC:
+            return (CONTEXT_TEXT,)
         text = self.context_documents.read_text(encoding="utf-8")
         paragraphs = tuple(p.strip() for p in re.split(r"\n[ \t]*\n", text) if p.strip())
         if not paragraphs:
@@ -129,8 +153,9 @@ class BenchOptions:
         return paragraphs
 
     def as_json(self) -> dict[str, Any]:
-        """Give every option that bears on the figures, as JSON can hold it."""
-        values = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(self).items()}
+        """Give every option that bears on the figures, as JSON can hold it; of paths the last part only."""
+        values = {name: v.name if isinstance(v, Path) else v for name, v in asdict(self).items()}
+        values["model"] = self.model_name
         del values["output"]
         return values | {"methods": list(self.methods)}
 
@@ -172,11 +197,13 @@ def _arguments() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "--layout", {"choices": tuple(LAYOUTS), "default": "completion", "help": "of the prompt (default completion)"}
     yield "--instruction", {"help": "text after the documents, with {question} (default: the layout's)"}
     yield "--repeats", {"type": int, "default": 1, "help": "TTFT measurements; the median counts (default 1)"}
-    yield "--context-documents", {"type": Path, "help": "text file; documents are encoded after its paragraphs"}
+    yield "--context-documents", {"type": Path, "help": "text file to encode documents after, or generic"}
+    yield "--policy", {"type": Path, "help": "what auto chooses from (default: what comes along)"}
     yield "--threads", {"type": int, "help": "threads of torch"}
     yield "--seed", {"type": int, "default": 0, "help": "of random repairs (default 0)"}
     yield "--dtype", {"choices": _DTYPES, "help": "of the weights"}
     yield "--device", {"help": "cpu (default), cuda or mps"}
+    yield "--plot", {"type": Path, "help": "PNG or SVG file for the frontier: KL and F1 against TTFT"}
 
 
 def options_from(args: argparse.Namespace) -> BenchOptions:
@@ -187,6 +214,6 @@ def options_from(args: argparse.Namespace) -> BenchOptions:
     ValueError
         See :class:`BenchOptions`.
     """
-    values = {name: getattr(args, name) for name in BenchOptions.__dataclass_fields__}
+    values = {name: getattr(args, name) for name in BenchOptions.__dataclass_fields__ if hasattr(args, name)}
     methods = tuple(m.strip() for m in args.methods.split(",") if m.strip())
     return BenchOptions(**values | {"methods": methods})

@@ -54,6 +54,9 @@ class Partial:
                 f"{self._path} is of a run with other settings ({self._differing(left, identity)}); delete it, or "
                 "choose another --output"
             )
+        ids = [record["id"] for record in records]
+        if len(ids) > len(set(ids)):
+            raise ValueError(f"{self._path} was written by two runs at once; delete it, or choose another --output")
         logger.info("%s holds %d finished samples; going on from there", self._path, len(records))
         return head["measured"], records
 

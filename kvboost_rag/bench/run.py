@@ -59,11 +59,12 @@ def run_bench(options: BenchOptions, *, show_progress: bool | None = None) -> di
         identity, partial = describe(options, engine), Partial(options.output)
         measured, records = partial.read(identity)
         if measured is None:
-            measured = {"ingest_rates": ingest_rates(engine, [d for s in samples for d in s.documents])}
+            documents = [d for s in samples for d in s.documents]
+            measured = {"ingest_rates": ingest_rates(engine, documents) if options.ingest_rates else None}
             partial.start(identity, measured)
         _measure(engine, samples, options, partial, records, show_progress)
     rates = measured["ingest_rates"]
-    setup = identity | {"ingest_ratio": rates["ratio"], "ingest_rates": rates}
+    setup = identity | {"ingest_ratio": rates and rates["ratio"], "ingest_rates": rates}
     result = {**summarise(records, options.methods), "setup": setup, "samples": records}
     write_json(options.output, result)
     partial.remove()

@@ -19,6 +19,7 @@ import kvboost_rag
 from kvboost_rag.bench.methods import ANSWER_TOKENS, KEPT_PROMPTS
 from kvboost_rag.bench.options import BenchOptions
 from kvboost_rag.engine import KVBoostEngine
+from kvboost_rag.repair import parse_repair
 from kvboost_rag.tokens import Tokens
 from kvboost_rag.types import Document
 
@@ -41,6 +42,7 @@ def build_engine(options: BenchOptions) -> KVBoostEngine:
         device=options.device,
         layout=options.prompt_layout,
         context_documents=options.context_texts,
+        policy=options.loaded_policy,
         max_prefix_bytes=0,
     )
     own = engine.model.generation_config
@@ -55,8 +57,9 @@ def describe(options: BenchOptions, engine: KVBoostEngine) -> dict[str, Any]:
     """Describe a run: model, options, machine and versions."""
     layout = options.prompt_layout
     return {
-        "model": options.model,
+        "model": options.model_name,
         "fingerprint": engine.fingerprint,
+        "context_key": engine.context_key,
         "dtype": str(engine.model.dtype).removeprefix("torch."),
         "parameters": engine.model.num_parameters(),
         "attention": str(engine.model.config._attn_implementation),
@@ -65,6 +68,8 @@ def describe(options: BenchOptions, engine: KVBoostEngine) -> dict[str, Any]:
             "context_documents": len(options.context_texts), "max_prefix_bytes": 0,
             "context_digest": xxhash.xxh3_128_hexdigest("\0".join(options.context_texts).encode()),
         },
+        "policy": engine.policy.source,
+        "auto": {m: parse_repair(m, engine.policy).description for m in options.methods if m.startswith("auto")},
         "answer_tokens": ANSWER_TOKENS,
         "prefix_cache_prompts": KEPT_PROMPTS,
         "seed": options.seed,

@@ -107,10 +107,11 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 def _notes(result: Mapping[str, Any]) -> list[str]:
     setup, n = result["setup"], len(result["samples"])
+    ratio = setup["ingest_ratio"]
+    rate = "" if ratio is None else f", in batches at {ratio:.2f} of plain prefill's throughput"
     return [
         "TTFT: median ratio to full prefill of the same tokens, everything but ingest included. KL: nats per token.",
         f"F1*: over the samples that full prefill gets right; it fails {result['full_failures']} of {n}.",
         f"{setup['model']} ({setup['dtype']}, {setup['machine']['threads']} threads); ingest "
-        f"{result['ingest']['tokens']} tokens in {result['ingest']['seconds']:.1f} s, in batches at "
-        f"{setup['ingest_ratio']:.2f} of plain prefill's throughput.",
+        f"{result['ingest']['tokens']} tokens in {result['ingest']['seconds']:.1f} s{rate}.",
     ]

@@ -66,7 +66,8 @@ def eager_attention_watched(layers: Iterable[nn.Module], watcher: Watcher) -> It
     """Watch decoder layers of a model that attends by ``eager``, whose attention modules return their weights."""
     with ExitStack() as stack:
         for layer in layers:
-            attention = next(m for m in layer.modules() if hasattr(m, "layer_idx"))
+            # Some families number the layer itself too.
+            attention = next(m for m in layer.modules() if m is not layer and hasattr(m, "layer_idx"))
 
             def hook(module: nn.Module, args: object, out: tuple[Tensor, Tensor]) -> None:
                 watcher(out[1][0, :, -MOST_WATCHED:].float().mean(dim=0))

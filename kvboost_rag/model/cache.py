@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -27,9 +28,17 @@ class _ScatterLayer(CacheLayerMixin):
 
     def __init__(self, owner: KVCache, index: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.owner = owner
+        # Without a cycle of references the memory is free as soon as nobody needs it.
+        self._owner = weakref.ref(owner)
         self.index = index
         self.is_initialized = True
+
+    @property
+    def owner(self) -> KVCache:
+        """The cache, which is alive while its layers are in use."""
+        owner = self._owner()
+        assert owner is not None
+        return owner
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to do: the buffers exist."""

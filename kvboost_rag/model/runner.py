@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,7 @@ from kvboost_rag.model.architecture import Architecture
 from kvboost_rag.model.attention import chosen_tokens_attention, eager_attention_watched
 from kvboost_rag.model.cache import KVCache, ProbeReached
 from kvboost_rag.model.locking import model_lock
+from kvboost_rag.model.spare import SpareMemory
 from kvboost_rag.model.steering import Chooser, Halted, Steering, steered
 
 __all__ = ["ModelRunner"]
@@ -32,6 +34,8 @@ class ModelRunner:
     ----------
     architecture
         Shapes, layers and rotary tables of the model.
+    spare
+        Memory of finished requests.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -40,6 +44,7 @@ class ModelRunner:
         # transformers 5.2x renamed the argument and warns of the old name.
         names = inspect.signature(self.architecture.decoder.forward).parameters
         self._cache_name = "cache" if "cache" in names else "past_key_values"
+        self.spare = SpareMemory()
         self._mask_free = model.config._attn_implementation == "sdpa"
 
     @property
@@ -55,6 +60,14 @@ class ModelRunner:
             torch.empty(shape, dtype=a.dtype, device=self.device),
             torch.empty(shape, dtype=a.dtype, device=self.device),
         )
+
+    def request_cache(self, capacity: int) -> KVCache:
+        """Like :meth:`new_cache`, in the memory of an earlier request where that has become free."""
+        a = self.architecture
+        keys, values = self.spare.take((a.layers, 1, a.kv_heads, capacity, a.head_dim), a.dtype, self.device)
+        cache = KVCache(keys[:, :, :, :capacity], values[:, :, :, :capacity])
+        weakref.finalize(cache, self.spare.give, keys, values).atexit = False
+        return cache
 
     @torch.inference_mode()
     def forward(
@@ -114,6 +127,14 @@ class ModelRunner:
         ValueError
             If the model's attention implementation can not be watched.
         """
+        # Under the lock from the start: another engine's forward changes the setting, and would run our hooks.
+        with model_lock(self.model):
+            seen = self._watched(token_ids, positions, cache, length, layers)
+        return torch.stack(seen)[:, -last:].mean(dim=(0, 1))
+
+    def _watched(
+        self, token_ids: Tensor, positions: Tensor, cache: KVCache, length: int, layers: Collection[int]
+    ) -> list[Tensor]:
         implementation = self.model.config._attn_implementation
         if implementation not in ("sdpa", "eager"):
             raise ValueError(
@@ -127,7 +148,7 @@ class ModelRunner:
             steps |= {"watch": frozenset(layers), "watcher": seen.append}
         with eager_attention_watched(eager, seen.append), suppress(Halted):
             self._run(self.architecture.decoder, token_ids[None], positions, positions, cache, length, steps)
-        return torch.stack(seen)[:, -last:].mean(dim=(0, 1))
+        return seen
 
     @torch.inference_mode()
     def score(self, token_ids: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:

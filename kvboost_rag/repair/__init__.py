@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kvboost_rag.policy import Policy
+from kvboost_rag.repair.auto import Auto
 from kvboost_rag.repair.base import Clues, Repair
 from kvboost_rag.repair.cacheblend import CacheBlend
 from kvboost_rag.repair.none import NoRepair
@@ -14,8 +16,8 @@ from kvboost_rag.repair.selective import Selective
 from kvboost_rag.repair.sensitive import Sensitive
 
 __all__ = [
-    "CacheBlend", "Clues", "NoRepair", "QuestionGuided", "RandomRepair", "Repair", "Selective", "Sensitive",
-    "parse_repair",
+    "Auto", "CacheBlend", "Clues", "NoRepair", "QuestionGuided", "RandomRepair", "Repair", "Selective", "Sensitive",
+    "check_policy", "parse_repair",
 ]  # fmt: skip
 
 # name -> (class, the field that the bare value sets, the options with their types)
@@ -37,14 +39,17 @@ _METHODS: dict[str, tuple[Callable[..., Repair], str | None, dict[str, Callable[
 _SEEDED = ("sensitive", "question", "cacheblend")
 
 
-def parse_repair(spec: str | Repair) -> Repair:
+def parse_repair(spec: str | Repair, policy: Policy | None = None) -> Repair:
     """Turn a specification into a repair method.
 
     Parameters
     ----------
     spec
         ``name[:value][:option=value ...]``, as ``selective:16`` or ``cacheblend:0.15:deviation=keys``; a method before
-        ``+`` seeds the one behind it, as ``selective:8+cacheblend:0.15``. An object passes through.
+        ``+`` seeds the one behind it, as ``selective:8+cacheblend:0.15``. ``auto[:quality]`` takes what the policy
+        names for a quality or a KL, as ``auto:safe``. An object passes through.
+    policy
+        What ``auto`` chooses from; None takes the shipped one for unknown models.
 
     Raises
     ------
@@ -53,6 +58,33 @@ def parse_repair(spec: str | Repair) -> Repair:
     """
     if isinstance(spec, Repair):
         return spec
+    name, _, quality = spec.partition(":")
+    if name == "auto":
+        return _auto(quality or "standard", policy or Policy.shipped(""))
+    return _parsed(spec)
+
+
+def check_policy(policy: Policy, where: str) -> None:
+    """Refuse a policy that names repairs there are not.
+
+    Raises
+    ------
+    ValueError
+        Naming the policy and the repair.
+    """
+    for point in policy.points:
+        try:
+            _parsed(point.repair)
+        except ValueError as error:
+            raise ValueError(f"policy {where} can not be used ({error}); calibrate again") from error
+
+
+def _auto(quality: str, policy: Policy) -> Auto:
+    point = policy.choose(quality)
+    return Auto(quality, None if point is None else _parsed(point.repair))
+
+
+def _parsed(spec: str) -> Repair:
     parts = spec.split("+")
     method = _parse_one(parts[0], None)
     for part in parts[1:]:
@@ -63,7 +95,7 @@ def parse_repair(spec: str | Repair) -> Repair:
 def _parse_one(text: str, seed: Repair | None) -> Repair:
     name, *fields = text.strip().split(":")
     if name not in _METHODS:
-        raise ValueError(f"unknown repair {name!r}; known are {', '.join(_METHODS)}")
+        raise ValueError(f"unknown repair {name!r}; known are auto, {', '.join(_METHODS)}")
     make, main, options = _METHODS[name]
     arguments: dict[str, Any] = {}
     for field in fields:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +45,26 @@ class Repair(ABC):
     @abstractmethod
     def name(self) -> str:
         """The specification that :func:`kvboost_rag.repair.parse_repair` turns into this object."""
+
+    @property
+    def effect(self) -> str:
+        """Equal for methods that leave the same KV behind."""
+        return self.name
+
+    @property
+    def description(self) -> str:
+        """What reports call it."""
+        return self.name
+
+    def declines(self, spans: Sequence[Span]) -> str:
+        """Say why these spans had better be computed anew, all of them; empty to repair them.
+
+        Parameters
+        ----------
+        spans
+            As for :meth:`select`.
+        """
+        return ""
 
     @abstractmethod
     def select(self, spans: Sequence[Span], clues: Clues) -> Tensor:
@@ -90,7 +111,8 @@ class Repair(ABC):
 
 def share_of(ratio: float, tokens: int) -> int:
     """Turn a recompute ratio into a number of tokens, rounded up so that a positive ratio repairs something."""
-    return min(tokens, -int(-ratio * tokens // 1))
+    # Without rounding, 7 % of 100 tokens would be 8.
+    return min(tokens, math.ceil(round(ratio * tokens, 6)))
 
 
 def positions_of(spans: Sequence[Span]) -> Tensor:
@@ -108,7 +130,7 @@ def best(score: Tensor, count: int, first: Tensor | None = None) -> Tensor:
     count
         How many.
     first
-        ``[tokens]`` bool: these before all others, whatever they score.
+        ``[tokens]`` bool: these before all others; among them, too, the best ones first.
 
     Returns
     -------
@@ -116,7 +138,7 @@ def best(score: Tensor, count: int, first: Tensor | None = None) -> Tensor:
         ``[count]`` int64 indexes, ascending.
     """
     if first is not None:
-        score = score.masked_fill(first, torch.inf)
+        score = score.argsort().argsort() + score.numel() * first
     return score.topk(min(count, score.numel())).indices.sort().values
 
 

@@ -1,0 +1,21 @@
+"""Print the README's table from the JSON of ``kvboost-rag bench``."""
+
+import json
+import sys
+from pathlib import Path
+
+NAMES = {"full": "full prefill", "prefix-cache": "prefix caching"}
+
+result = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+n = len(result["samples"])
+print("| method | TTFT, full prefill = 1 | recomputed | KL, nats a token (p95) | same next token | F1 | EM |")
+print("|---|---|---|---|---|---|---|")
+for method, row in result["summary"].items():
+    plain = method in NAMES
+    share = "all" if plain else f"{100 * row['recomputed_share']:.0f} %"
+    print(
+        f"| {NAMES.get(method, f'`{method}`')} | {row['ttft_ratio']:.2f} | {share} | {row['kl']:.3f} "
+        f"({row['kl_p95']:.3f}) | {100 * row['top1']:.1f} % | {row['f1']:.3f} | {row['em']:.3f} |"
+    )
+tokens = sorted(sample["prompt_tokens"] for sample in result["samples"])
+print(f"\n{n} samples, median {tokens[n // 2]} prompt tokens; full prefill fails {result['full_failures']} of them.")
