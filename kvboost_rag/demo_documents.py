@@ -57,8 +57,8 @@ def demo_documents() -> list[Document]:
 def demo_questions() -> list[DemoQuestion]:
     """Return the questions on :func:`demo_documents` that ship with the package.
 
-    They were picked because the embedded model answers them with the layout of ``demo_prompt``. Of 48 questions
-    picked at random it answered 14, which are these.
+    Of 48 questions drawn at random, these are the 14 that the embedded model answered at all by full prefill, with an
+    earlier prompt; ``examples/document_order.py`` counts what it answers now.
     """
     rows = _rows("demo_questions.jsonl")
     return [DemoQuestion(row["question"], tuple(row["answers"]), row["document_id"]) for row in rows]
