@@ -168,9 +168,10 @@ def test_auto_computes_what_would_not_pay_and_says_so():
 
 def test_an_exact_document_is_no_fallback():
     with make_engine(policy=POLICY) as engine:
-        report = engine.generate("Why?", documents=["0"], max_tokens=1).report
-        assert report.fallback == ""
-        assert report.tokens(SpanKind.EXACT) > len(TEXTS[0])
+        for number, quality in enumerate(("standard", "safe")):
+            report = engine.generate(f"Why {number}?", documents=["0"], max_tokens=1, quality=quality).report
+            assert report.fallback == ""
+            assert report.tokens(SpanKind.EXACT) > len(TEXTS[0])
 
 
 def test_a_calibration_in_the_cache_folder_counts_for_that_head_alone(tmp_path):

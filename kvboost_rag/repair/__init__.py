@@ -81,7 +81,7 @@ def check_policy(policy: Policy, where: str) -> None:
 
 def _auto(quality: str, policy: Policy) -> Auto:
     point = policy.choose(quality)
-    return Auto(quality, None if point is None else _parsed(point.repair))
+    return Auto(quality, NoRepair(), reached=False) if point is None else Auto(quality, _parsed(point.repair))
 
 
 def _parsed(spec: str) -> Repair:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kvboost_rag.model import Probe
-from kvboost_rag.repair.base import Clues, Repair, positions_of
+from kvboost_rag.repair.base import Clues, Repair
 from kvboost_rag.types import Span
 
 __all__ = ["Auto"]
@@ -26,11 +26,14 @@ class Auto(Repair):
     quality
         ``floor``, ``standard``, ``safe``, or a KL in nats a token.
     chosen
-        The method that the policy names for it; None if none was measured to reach it.
+        The method that the policy names for it; of no account if it is not ``reached``.
+    reached
+        Whether any method was measured to reach the quality.
     """
 
     quality: str
-    chosen: Repair | None
+    chosen: Repair
+    reached: bool = True
 
     @property
     def name(self) -> str:
@@ -40,35 +43,36 @@ class Auto(Repair):
     @property
     def effect(self) -> str:
         """Specification of the chosen method, which alone decides about the KV."""
-        return "full" if self.chosen is None else self.chosen.effect
+        return self.chosen.effect if self.reached else "full"
 
     @property
     def description(self) -> str:
         """Specification and what it stands for, as ``auto:standard = sensitive:0.08``."""
-        return f"{self.name} = {'full prefill' if self.chosen is None else self.chosen.description}"
+        return f"{self.name} = {self.chosen.description if self.reached else 'full prefill'}"
 
     def declines(self, spans: Sequence[Span]) -> str:
         """Decline where the quality is out of reach, or hardly anything could be reused."""
         tokens = sum(span.tokens for span in spans)
-        if self.chosen is None:
+        if not tokens:
+            return ""
+        if not self.reached:
             return f"no repair was measured to reach {self.name}, so all tokens with another history were computed"
-        if 0 < tokens < _WORTH_WHILE:
+        if tokens < _WORTH_WHILE:
             return f"{tokens} tokens with another history were computed, for so few would not pay"
         return self.chosen.declines(spans)
 
     def select(self, spans: Sequence[Span], clues: Clues) -> Tensor:
         """Choose as the chosen method does."""
-        return positions_of(spans) if self.chosen is None else self.chosen.select(spans, clues)
+        return self.chosen.select(spans, clues)
 
     def question_layers(self, layers: int) -> Sequence[int]:
         """Name the chosen method's layers."""
-        return () if self.chosen is None else self.chosen.question_layers(layers)
+        return self.chosen.question_layers(layers)
 
     def probe_layers(self, layers: int) -> Sequence[int]:
         """Name the chosen method's layers."""
-        return () if self.chosen is None else self.chosen.probe_layers(layers)
+        return self.chosen.probe_layers(layers)
 
     def narrow(self, probe: Probe, spans: Sequence[Span], clues: Clues) -> Tensor:
         """Narrow as the chosen method does."""
-        narrow = super().narrow if self.chosen is None else self.chosen.narrow
-        return narrow(probe, spans, clues)
+        return self.chosen.narrow(probe, spans, clues)
