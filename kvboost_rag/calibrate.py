@@ -126,9 +126,9 @@ def to_policy(summary: Mapping[str, Mapping[str, Any]], source: str) -> Policy:
     return Policy(points, source)
 
 
-def digest(*parts: object) -> str:
-    """Short name of what a calibration asks."""
-    return xxhash.xxh3_64_hexdigest(json.dumps(parts).encode())
+def digest(asked: Sequence[object]) -> str:
+    """Short name of what a calibration asks, from values that JSON can hold."""
+    return xxhash.xxh3_64_hexdigest(json.dumps(asked).encode())
 
 
 def write_samples(samples: Sequence[Mapping[str, Any]], path: Path) -> None:

@@ -101,7 +101,9 @@ def _model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _layout_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--layout", choices=("completion", "chat"), help="of the prompts (default: the demo's)")
+    from kvboost_rag.layouts import LAYOUTS
+
+    parser.add_argument("--layout", choices=tuple(LAYOUTS), help="of the prompts (default: the demo's)")
 
 
 def _default_cache() -> Path:
@@ -234,15 +236,16 @@ def _calibration_options(args: argparse.Namespace, folder: Path) -> bench.BenchO
     from kvboost_rag.demo_documents import demo_documents, read_folder
     from kvboost_rag.layouts import layout_name
 
-    data = args.data
-    if data is None:
-        documents = read_folder(args.docs) if args.docs else demo_documents()
-        samples = questions_from(documents, args.samples, args.k)
-        # Named by what is asked, so that another calibration neither disturbs this one nor takes up its left-overs.
-        data = folder / f"calibration-{digest(samples, args.model, args.layout)}.jsonl"
+    documents = [] if args.data else read_folder(args.docs) if args.docs else demo_documents()
+    samples = [] if args.data else questions_from(documents, args.samples, args.k)
+    # Named by what is asked, so that another calibration neither disturbs this one nor takes up its left-overs.
+    asked = (samples, str(args.data), args.model, args.layout, args.samples, args.max_document_tokens, args.threads)
+    name = f"calibration-{digest(asked)}"
+    data = args.data or folder / f"{name}.jsonl"
+    if samples:
         write_samples(samples, data)
     return BenchOptions(
-        data=data, output=folder / f"{data.stem}.json", model=args.model, methods=("full", *CALIBRATED),
+        data=data, output=folder / f"{name}.json", model=args.model, methods=("full", *CALIBRATED),
         limit=args.samples, max_document_tokens=args.max_document_tokens,
         layout=args.layout or layout_name(args.model), threads=args.threads, ingest_rates=False,
     )  # fmt: skip

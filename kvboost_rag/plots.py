@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from kvboost_rag.bench import BASELINES
+
 __all__ = ["frontier", "require"]
 
 # Okabe and Ito; the marker tells the families apart without colour.
@@ -21,7 +23,6 @@ _STYLES = {
     "auto": ("#d55e00", "*"),
 }
 _OTHER = ("#666666", "x")
-_BASELINES = ("full", "prefix-cache")
 
 
 def require(path: Path) -> None:
@@ -64,7 +65,7 @@ def frontier(summary: Mapping[str, Mapping[str, Any]], title: str, path: Path) -
 
     figure = Figure(figsize=(10.0, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    for name in dict.fromkeys(_family(method) for method in summary if method not in _BASELINES):
+    for name in dict.fromkeys(_family(method) for method in summary if method not in BASELINES):
         rows = sorted((r["ttft_ratio"], r["kl"], r["f1"]) for method, r in summary.items() if _family(method) == name)
         ttft, kl, f1 = zip(*rows, strict=True)
         colour, marker = _STYLES.get(name, _OTHER)
