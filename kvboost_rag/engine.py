@@ -106,8 +106,11 @@ class KVBoostEngine:
     ) -> None:
         if reuse not in ("on", "off"):
             raise ValueError(f"reuse is 'on' or 'off', not {reuse!r}")
-        if reuse == "off" and (cache_dir is not None or context_documents):
-            raise ValueError("cache_dir and context_documents have no use with reuse='off'; leave them out")
+        for_reuse = (repair, quality, policy, cache_dir, context_documents or None)
+        if reuse == "off" and any(option is not None for option in for_reuse):
+            raise ValueError(
+                "repair, quality, policy, cache_dir and context_documents have no use with reuse='off'; leave them out"
+            )
         self.model = model
         self.tokenizer = tokenizer
         self._lock = threading.RLock()
