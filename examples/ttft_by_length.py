@@ -9,11 +9,12 @@ from statistics import median
 from kvboost_rag import Document, KVBoostEngine
 from kvboost_rag.demo_documents import demo_documents
 
+DEFAULT = "none,sensitive:0.03,selective:4,sensitive:0.08,selective:8+sensitive:0.08,cacheblend:0.15"
 QUESTION = "Which of these texts speaks of a river, and what does it say of the people who lived there in old times?"
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("tokens", type=int, nargs="*", default=[2048], help="document tokens (default 2048)")
-parser.add_argument("--methods", default="none,sensitive:0.03,sensitive:0.08,selective:16,cacheblend:0.15")
+parser.add_argument("--methods", default=DEFAULT)
 parser.add_argument("--rounds", type=int, default=5, help="measurements; the median counts (default 5)")
 args = parser.parse_args()
 methods = ["full", *args.methods.split(",")]

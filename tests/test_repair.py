@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -155,19 +156,23 @@ def test_a_probe_layer_beyond_the_model_is_refused():
         engine.generate("Why?", documents=["1", "0"], repair="cacheblend:0.1:probe_layer=9", max_tokens=1)
 
 
+def asked_with_widths(engine: KVBoostEngine, spec: str):
+    """Ask; return the report and, for each layer, how many tokens ran through it in each forward."""
+    widths = [[] for _ in engine.model.model.layers]
+    with ExitStack() as stack:
+        for layer, w in zip(engine.model.model.layers, widths, strict=True):
+            hook = layer.mlp.register_forward_pre_hook(lambda m, args, w=w: w.append(args[0].shape[1]))
+            stack.callback(hook.remove)
+        report = engine.generate("Why?", documents=["2", "1", "0"], repair=spec, max_tokens=1).report
+    return report, widths
+
+
 @pytest.mark.parametrize("spec", ["cacheblend:0.25", "cacheblend:0.25:probe_layer=2", "selective:4+cacheblend:0.25"])
 def test_cacheblend_runs_few_tokens_through_the_layers_behind_the_probe(spec):
     """The cost is (probe layer / layers + ratio) of a prefill, never a prefill."""
     engine = KVBoostEngine(tiny_model("llama"), tiny_tokenizer())
     engine.add_documents([Document(str(i), t) for i, t in enumerate(TEXTS)])
-    widths = [[] for _ in engine.model.model.layers]
-    hooks = [
-        layer.mlp.register_forward_pre_hook(lambda m, args, w=w: w.append(args[0].shape[1]))
-        for layer, w in zip(engine.model.model.layers, widths, strict=True)
-    ]
-    report = engine.generate("Why?", documents=["2", "1", "0"], repair=spec, max_tokens=1).report
-    for hook in hooks:
-        hook.remove()
+    report, widths = asked_with_widths(engine, spec)
     other = len(TEXTS[1]) + len(TEXTS[0])
     kept = -(-other // 4)
     computed = report.tokens(SpanKind.COMPUTED)
@@ -182,14 +187,7 @@ def test_no_token_runs_that_is_not_recomputed(spec, ahead):
     """Question-guided repair pays a part of the question's pass beforehand, sensitive pays nothing."""
     engine = KVBoostEngine(tiny_model("llama"), tiny_tokenizer())
     engine.add_documents([Document(str(i), t) for i, t in enumerate(TEXTS)])
-    widths = [[] for _ in engine.model.model.layers]
-    hooks = [
-        layer.mlp.register_forward_pre_hook(lambda m, args, w=w: w.append(args[0].shape[1]))
-        for layer, w in zip(engine.model.model.layers, widths, strict=True)
-    ]
-    report = engine.generate("Why?", documents=["2", "1", "0"], repair=spec, max_tokens=1).report
-    for hook in hooks:
-        hook.remove()
+    report, widths = asked_with_widths(engine, spec)
     computed, recomputed = report.tokens(SpanKind.COMPUTED), report.tokens(SpanKind.RECOMPUTED)
     assert recomputed == -(-(len(TEXTS[0]) + len(TEXTS[1])) // 10)
     assert widths == [[computed, computed + recomputed]] * ahead + [[computed + recomputed]] * (4 - ahead)
