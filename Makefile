@@ -16,7 +16,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The table of the README; about half an hour on a quiet core.
+# The table of the README; half an hour to three quarters on one core.
 bench: $(READY)
 	mkdir -p bench-results
 	$(BIN)/kvboost-rag bench --data examples/data/hotpotqa_sample.jsonl --model smollm2 --max-documents 5 \
