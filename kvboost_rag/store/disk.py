@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
@@ -18,7 +17,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from kvboost_rag.store.base import ChunkStore, logger, same_tokens
-from kvboost_rag.types import Chunk, ChunkKey, ChunkKV, TokenIds
+from kvboost_rag.store.codec import check_entry, entry_of, tensors_of
+from kvboost_rag.types import ChunkKey, ChunkKV, TokenIds
 
 __all__ = ["ChunkFile", "DiskStore", "read_headers"]
 
@@ -104,7 +104,7 @@ class DiskStore(ChunkStore):
             return None
         try:
             entry = _read(file)
-            self._check(entry)
+            check_entry(entry, self._shape, self._dtype)
         except _DAMAGE as error:
             logger.warning("%s can not be used (%s): treated as a miss", file.path.name, error)
             self._forget(file.key)
@@ -135,15 +135,6 @@ class DiskStore(ChunkStore):
         for prefix in list(self._by_document.get(document_id, ())):
             if not is_used(prefix):
                 self.delete(self._files[prefix].key)
-
-    def _check(self, entry: ChunkKV) -> None:
-        layers, heads, width = self._shape
-        wanted = (layers, heads, len(entry.chunk.token_ids), width)
-        for tensor in (entry.keys, entry.values):
-            if tuple(tensor.shape) != wanted or tensor.dtype != self._dtype:
-                raise ValueError(f"it holds {tuple(tensor.shape)} {tensor.dtype}, not {wanted} {self._dtype}")
-        if tuple(entry.sensitivity.shape) != wanted[2:3] or entry.sensitivity.dtype != torch.float32:
-            raise ValueError(f"its sensitivity is {tuple(entry.sensitivity.shape)} {entry.sensitivity.dtype}")
 
     def _forget(self, key: ChunkKey) -> None:
         file = self._files.pop(key.prefix)
@@ -202,12 +193,7 @@ def _chunk_file(path: Path, entry: ChunkKV, fingerprint: str) -> ChunkFile:
 
 def _serialise(entry: ChunkKV, fingerprint: str) -> bytes:
     chunk = entry.chunk
-    tensors = {
-        "keys": entry.keys.to("cpu").contiguous(),
-        "values": entry.values.to("cpu").contiguous(),
-        "sensitivity": entry.sensitivity.contiguous(),
-        "token_ids": torch.from_numpy(np.ascontiguousarray(chunk.token_ids)),
-    }
+    tensors = tensors_of(entry)
     meta = {
         "fingerprint": fingerprint,
         "prefix": chunk.key.prefix,
@@ -245,10 +231,9 @@ def _write_atomically(path: Path, payload: bytes) -> None:
 def _read(file: ChunkFile) -> ChunkKV:
     with safe_open(file.path, framework="pt") as opened:
         meta = opened.metadata() or {}
-        tensors = {name: opened.get_tensor(name) for name in ("keys", "values", "sensitivity", "token_ids")}
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}
     if meta.get("checksum") != _checksum(tensors):
         raise ValueError("its checksum does not match")
     if (meta["prefix"], meta["content"], meta["fingerprint"]) != (file.key.prefix, file.key.content, file.fingerprint):
         raise ValueError("its header changed")
-    chunk = Chunk(file.key, file.document_id, file.index, tensors["token_ids"].numpy())
-    return ChunkKV(chunk, tensors["keys"], tensors["values"], tensors["sensitivity"])
+    return entry_of(file.key, file.document_id, file.index, tensors)
