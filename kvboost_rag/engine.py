@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -18,10 +17,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from kvboost_rag.answering import Asked, Clock, PlainPath, Request, ReusePath, Session, compose_request
 from kvboost_rag.chunking import AdaptiveChunker, Chunker
 from kvboost_rag.compose import Composer
+from kvboost_rag.contexts import context_ids, context_texts, probe_text
 from kvboost_rag.decode import Delta, Finish, build_processors, decode
 from kvboost_rag.encode import CanonicalContext, Encoder
 from kvboost_rag.errors import ContextWindowError, EngineClosedError
-from kvboost_rag.generic_texts import CONTEXT_TEXT, PROBE_TEXT
 from kvboost_rag.keys import prefix_seed
 from kvboost_rag.library import Library
 from kvboost_rag.loading import load_model
@@ -41,9 +40,6 @@ from kvboost_rag.tokens import Tokens
 from kvboost_rag.types import Document, Span, SpanKind, TokenIds
 
 __all__ = ["KVBoostEngine"]
-
-logger = logging.getLogger("kvboost_rag")
-
 
 class KVBoostEngine:
     """Answers prompts over documents whose KV was computed once.
@@ -146,17 +142,16 @@ class KVBoostEngine:
         with model_lock(self.model):
             self._runner = check_support(self.model)
             self.fingerprint = fingerprint(self.model, self.tokenizer, namespace)
-        contexts = _contexts(context_documents)
-        context = CanonicalContext.of(self.fingerprint, self._context_ids(contexts))
+        contexts = context_texts(context_documents)
+        context = CanonicalContext.of(self.fingerprint, context_ids(self._renderer, self._tokens, contexts))
         window = self._runner.architecture.max_positions
         if window is not None and len(context.token_ids) >= window:
             raise ContextWindowError(
                 f"head and context_documents have {len(context.token_ids)} tokens, but the model's context window is "
                 f"{window}; give fewer or shorter context_documents"
             )
-        # After the same text as before, nothing would change.
-        probe = PROBE_TEXT if PROBE_TEXT not in contexts else CONTEXT_TEXT
-        meter = SensitivityMeter(self._runner, self._context_ids([probe]))
+        probe = context_ids(self._renderer, self._tokens, [probe_text(contexts)])
+        meter = SensitivityMeter(self._runner, probe)
         self._encoder = Encoder(self._runner, self._tokens, chunker, context, self.fingerprint, meter)
         self.context_key = context.key
         if len(context.token_ids):
@@ -211,19 +206,6 @@ class KVBoostEngine:
         """
         loaded, tokenizer = load_model(model, dtype=dtype, device=device, download=download)
         return cls(loaded, tokenizer, **options)
-
-    def _context_ids(self, context_documents: Sequence[str]) -> TokenIds:
-        try:
-            head = self._renderer.head
-        except ValueError as error:
-            logger.warning("documents are encoded without a head, so none is ever exact: %s", error)
-            ids = []
-        else:
-            ids = [] if self._renderer.uses_template else [self._tokens.start(head)]
-            ids.append(self._tokens.template(head))
-        for text in context_documents:
-            ids += [self._tokens.document(text.strip()), self._tokens.template(self._renderer.separator)]
-        return np.concatenate(ids) if ids else np.empty(0, dtype=np.int64)
 
     # Documents ---------------------------------------------------------------------------------------------------
 
@@ -523,15 +505,6 @@ class KVBoostEngine:
     ) -> None:
         """Close the engine."""
         self.close()
-
-
-
-def _contexts(texts: Sequence[str] | Literal["generic"]) -> Sequence[str]:
-    if texts == "generic":
-        return (CONTEXT_TEXT,)
-    if isinstance(texts, str):
-        raise ValueError("context_documents is a list of texts, or 'generic'; put a single text into a list")
-    return texts
 
 
 def _listed(documents: Sequence[Document | str] | None) -> Sequence[Document | str]:

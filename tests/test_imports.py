@@ -18,7 +18,7 @@ ORDER = [
     {"keys", "chunking", "rope", "report", "converted", "generic_texts", "policy"},
     {"sampling", "gguf_convert"},
     {"model", "tokens", "store", "loading", "locate", "prompt"},
-    {"prefix", "registry", "repair", "sensitivity"},
+    {"contexts", "prefix", "registry", "repair", "sensitivity"},
     {"encode", "compose", "plan", "assemble", "prefill", "decode", "session"},
     {"library", "answering"},
     {"engine", "layouts"},

@@ -9,6 +9,7 @@ from tiny import FAMILIES, tiny_model, tiny_tokenizer
 
 from kvboost_rag import Document, KVBoostEngine
 from kvboost_rag.chunking import AdaptiveChunker
+from kvboost_rag.contexts import context_ids
 from kvboost_rag.generic_texts import PROBE_TEXT
 from kvboost_rag.model import ModelRunner
 from kvboost_rag.sensitivity import SensitivityMeter
@@ -62,7 +63,8 @@ def test_it_is_kept_with_the_chunks_in_both_tiers(tmp_path):
     for _ in range(2):
         with KVBoostEngine(model, tokenizer, cache_dir=tmp_path, chunker=AdaptiveChunker(target=16)) as engine:
             engine.add_documents(documents)
-            one, other = engine._encoder.context.token_ids.tolist(), engine._context_ids([PROBE_TEXT]).tolist()
+            one = engine._encoder.context.token_ids.tolist()
+            other = context_ids(engine._renderer, engine._tokens, [PROBE_TEXT]).tolist()
             for document in documents:
                 own = engine._tokens.document(document.text).tolist()
                 here, there = (encoded_values(engine._runner, c, own)[1:3] for c in (one, other))

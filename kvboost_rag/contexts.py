@@ -1,0 +1,53 @@
+"""What an engine's documents are encoded after, as texts and as tokens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from kvboost_rag.generic_texts import CONTEXT_TEXT, PROBE_TEXT
+from kvboost_rag.prompt import Renderer
+from kvboost_rag.tokens import Tokens
+from kvboost_rag.types import TokenIds
+
+__all__ = ["context_ids", "context_texts", "probe_text"]
+
+logger = logging.getLogger("kvboost_rag")
+
+
+def context_texts(texts: Sequence[str] | Literal["generic"]) -> tuple[str, ...]:
+    """Resolve ``context_documents`` of the engine.
+
+    Raises
+    ------
+    ValueError
+        For a lone text, which is a sequence of texts of one letter each.
+    """
+    if texts == "generic":
+        return (CONTEXT_TEXT,)
+    if isinstance(texts, str):
+        raise ValueError("context_documents is a list of texts, or 'generic'; put a single text into a list")
+    return tuple(texts)
+
+
+def probe_text(contexts: Sequence[str]) -> str:
+    """Choose the other context of the sensitivity measurement: after the same text as before, nothing would change."""
+    return PROBE_TEXT if PROBE_TEXT not in contexts else CONTEXT_TEXT
+
+
+def context_ids(renderer: Renderer, tokens: Tokens, contexts: Sequence[str]) -> TokenIds:
+    """Compose head and contexts as they stand in a prompt, ``[tokens]`` int64."""
+    try:
+        head = renderer.head
+    except ValueError as error:
+        logger.warning("documents are encoded without a head, so none is ever exact: %s", error)
+        ids = []
+    else:
+        ids = [] if renderer.uses_template else [tokens.start(head)]
+        ids.append(tokens.template(head))
+    for text in contexts:
+        ids += [tokens.document(text.strip()), tokens.template(renderer.separator)]
+    return np.concatenate(ids) if ids else np.empty(0, dtype=np.int64)
