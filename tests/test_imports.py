@@ -15,7 +15,7 @@ PACKAGE = Path(kvboost_rag.__file__).parent
 # A module imports from rows above its own, and nothing else of this package; a package's own files may share.
 ORDER = [
     {"errors", "types"},
-    {"keys", "chunking", "rope", "report", "converted", "generic_texts", "policy"},
+    {"keys", "chunking", "rope", "report", "converted", "generic_texts", "policy", "usage", "sizes"},
     {"sampling", "gguf_convert"},
     {"model", "tokens", "store", "loading", "locate", "prompt"},
     {"contexts", "prefix", "registry", "repair", "sensitivity"},
