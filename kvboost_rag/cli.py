@@ -80,6 +80,12 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_arguments(measure)
     measure.set_defaults(run=_bench)
 
+    eviction = commands.add_parser("bench-eviction", help="compare eviction methods on made-up requests")
+    eviction.add_argument("--requests", type=int, default=10_000, help="how many (default 10000)")
+    eviction.add_argument("--seed", type=int, default=0, help="of the requests (default 0)")
+    eviction.add_argument("--json", action="store_true", help="print one JSON object")
+    eviction.set_defaults(run=_bench_eviction)
+
     calibrate = commands.add_parser("calibrate", help="measure what each repair costs and gives; auto uses it")
     _model_arguments(calibrate)
     calibrate.add_argument("--data", type=Path, help="questions as for bench (default: the documents' sentences)")
@@ -200,6 +206,13 @@ def _bench(args: argparse.Namespace) -> None:
     print(bench.format_table(result))
     if args.plot:
         plots.frontier(result["summary"], f"{options.model_name}, {options.data.name}", args.plot)
+
+
+def _bench_eviction(args: argparse.Namespace) -> None:
+    from kvboost_rag.replay import TraceOptions, format_table, run_replay
+
+    result = run_replay(TraceOptions(requests=args.requests, seed=args.seed))
+    print(json.dumps(result) if args.json else format_table(result))
 
 
 def _calibrate(args: argparse.Namespace) -> None:

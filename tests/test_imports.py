@@ -22,7 +22,7 @@ ORDER = [
     {"encode", "compose", "plan", "assemble", "prefill", "decode", "session"},
     {"library", "answering"},
     {"engine", "layouts"},
-    {"bench", "embedding", "demo_documents", "inspection"},
+    {"bench", "embedding", "demo_documents", "inspection", "replay"},
     {"retrieval", "calibrate", "plots"},
     {"demo"},
     {"cli"},
