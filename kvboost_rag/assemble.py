@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from math import prod
+
 import torch
 from torch import Tensor
 
 from kvboost_rag.model import KVCache, ModelRunner
 from kvboost_rag.prefix import PrefixHit
+from kvboost_rag.quantize import dequantize, dequantize_into
 from kvboost_rag.rope import rotate_into
 from kvboost_rag.types import Placement, Plan
 
 __all__ = ["Assembler"]
+
+# Numbers that are worked on at a time: few enough to stay in a processor's cache.
+_BLOCK = 1 << 20
 
 
 class Assembler:
@@ -57,16 +64,24 @@ class Assembler:
         cache.values[:, :, :, :tokens] = source.values[:, :, :, :tokens]
 
     def _place(self, cache: KVCache, placement: Placement) -> None:
-        begin, own = placement.position, slice(placement.start, placement.end)
-        end = begin + placement.end - placement.start
-        cos, sin = self._tables(end)
-        device = cache.keys.device
-        keys = placement.entry.keys[:, :, own].to(device)
-        rotate_into(cache.keys[:, 0, :, begin:end], keys, cos[begin:end], sin[begin:end])
-        cache.values[:, 0, :, begin:end] = placement.entry.values[:, :, own].to(device)
+        begin, start, end = placement.position, placement.start, placement.end
+        there = slice(begin, begin + end - start)
+        cos, sin = (table[there] for table in self._tables(there.stop))
+        keys, values = (x.to(cache.keys.device) for x in (placement.entry.keys, placement.entry.values))
+        for layers in _blocks(keys.shape):
+            free = dequantize(keys[layers], start, end, torch.float32)
+            rotate_into(cache.keys[layers, 0, :, there], free, cos, sin)
+            dequantize_into(cache.values[layers, 0, :, there], values[layers], start, end)
 
     def _tables(self, length: int) -> tuple[Tensor, Tensor]:
         if len(self._cos) < length:
             # Twice as far as needed, so that longer and longer prompts do not each build the table anew.
             self._cos, self._sin = self._runner.architecture.rotary_tables(0, 2 * length)
         return self._cos, self._sin
+
+
+def _blocks(shape: Sequence[int]) -> Iterator[slice]:
+    """Cut ``[layers, kv_heads, tokens, head_dim]`` into runs of layers."""
+    step = max(1, _BLOCK // prod(shape[1:]))
+    for first in range(0, shape[0], step):
+        yield slice(first, first + step)

@@ -13,6 +13,7 @@ from kvboost_rag.chunking import Chunker
 from kvboost_rag.errors import ContextWindowError
 from kvboost_rag.keys import chain, content_key, prefix_seed
 from kvboost_rag.model import KVCache, ModelRunner
+from kvboost_rag.quantize import KVFormat
 from kvboost_rag.rope import unrotate
 from kvboost_rag.sensitivity import SensitivityMeter
 from kvboost_rag.tokens import Tokens
@@ -62,6 +63,8 @@ class Encoder:
         Of the model, part of every key.
     meter
         Measures what the context changes.
+    kv_format
+        How the KV is handed out.
     """
 
     def __init__(
@@ -72,12 +75,14 @@ class Encoder:
         context: CanonicalContext,
         fingerprint: str,
         meter: SensitivityMeter,
+        kv_format: KVFormat,
     ) -> None:
         self._runner = runner
         self._tokens = tokens
         self._chunker = chunker
         self._fingerprint = fingerprint
         self._meter = meter
+        self._kv_format = kv_format
         self.context = context
         self._context_kv = self._encode_context()
 
@@ -141,7 +146,8 @@ class Encoder:
         ids = [np.concatenate([chunk.token_ids for chunk in chunks]) for chunks in documents]
         for batch in _batches([len(i) for i in ids]):
             for row, (keys, values, sensitivity) in enumerate(self._encode_batch([ids[i] for i in batch])):
-                yield _sliced(documents[batch[row]], keys, values, sensitivity)
+                entries = _sliced(documents[batch[row]], keys, values, sensitivity)
+                yield [self._kv_format.stored(entry) for entry in entries]
 
     def _encode_batch(self, ids: Sequence[TokenIds]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield keys, values and sensitivity of each document."""

@@ -19,6 +19,7 @@ EARLIER_REPAIR = "repaired in an earlier prompt"
 NOT_STORED = "its KV is not in the store"
 OTHER_HISTORY = "encoded after another history"
 OTHER_DOCUMENT = "the same tokens, encoded in another document"
+STORED_AS = "stored as {}"
 LAST_TOKEN = "the last token is always computed"
 
 
@@ -85,14 +86,17 @@ class Planner:
         self, chunk: Chunk, document_id: str | None, same_history: bool, begin: int, stop: int, offset: int
     ) -> tuple[Span, Placement | None]:
         entry = self.store.get(chunk.key.prefix, chunk.token_ids)
-        kind, reason = (SpanKind.EXACT, "") if same_history else (SpanKind.APPROXIMATE, OTHER_HISTORY)
+        reasons = [] if same_history else [OTHER_HISTORY]
         if entry is None:
             entry = self.store.find(chunk.key.content, chunk.token_ids)
-            kind, reason = SpanKind.APPROXIMATE, OTHER_DOCUMENT
+            same_history, reasons = False, [OTHER_DOCUMENT]
         if entry is None:
             return Span(begin, stop, SpanKind.COMPUTED, document_id, NOT_STORED), None
-        placement = Placement(begin, entry, offset, offset + stop - begin)
-        return Span(begin, stop, kind, document_id, reason), placement
+        if entry.kv_dtype != "native":
+            reasons.append(STORED_AS.format(entry.kv_dtype))
+        kind = SpanKind.APPROXIMATE if reasons else SpanKind.EXACT
+        placement = Placement(begin, entry, offset, offset + stop - begin, same_history)
+        return Span(begin, stop, kind, document_id, "; ".join(reasons)), placement
 
 
 def _from_prefix(hit: PrefixHit, start: int, end: int, document_id: str | None) -> Iterator[Span]:
@@ -121,9 +125,10 @@ def _merged(spans: Sequence[Span]) -> Iterator[Span]:
     """Join the chunks of one piece that share a history, so that each approximate span begins at a seam."""
     current = spans[0]
     for span in spans[1:]:
-        alike = (span.kind, span.reason) == (current.kind, current.reason)
-        if alike and span.reason != OTHER_DOCUMENT:
-            current = replace(current, end=span.end)
+        elsewhere = any(s.reason.startswith(OTHER_DOCUMENT) for s in (current, span))
+        if span.kind is current.kind and not elsewhere:
+            # A chunk too short to be quantised has the shorter reason of the two.
+            current = replace(current, end=span.end, reason=max(current.reason, span.reason, key=len))
         else:
             yield current
             current = span

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -21,6 +21,7 @@ __all__ = [
     "Piece",
     "Placement",
     "Plan",
+    "Quantized",
     "Span",
     "SpanKind",
     "TokenIds",
@@ -117,6 +118,63 @@ class Chunk:
 
 
 @dataclass(frozen=True, eq=False)
+class Quantized:
+    """Keys or values of a chunk in 8 or 4 bits each; :mod:`kvboost_rag.quantize` makes and reads it.
+
+    A number is ``offset + scale * code``. The tokens behind ``first`` are cut into groups of one length (the last one
+    may be shorter), each with a scale and an offset, either for every channel or for all channels together.
+
+    Parameters
+    ----------
+    first
+        ``[layers, kv_heads, sinks, head_dim]``: the first tokens as they are, the model's dtype; often none.
+    codes
+        ``[layers, kv_heads, tokens - sinks, head_dim]`` uint8; for 4 bits half as wide, the first half of the channels
+        in the low four bits.
+    scale, offset
+        ``[layers, kv_heads, groups, head_dim or 1]`` float16, or float32 where float16 can not hold them.
+    """
+
+    first: Tensor
+    codes: Tensor
+    scale: Tensor
+    offset: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """``[layers, kv_heads, tokens, head_dim]``."""
+        return torch.Size((*self.first.shape[:2], self.first.shape[2] + self.codes.shape[2], self.first.shape[3]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's dtype, which it came from and returns to."""
+        return self.first.dtype
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code: 8 or 4."""
+        return 8 * self.codes.shape[3] // self.first.shape[3]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        return {part.name: getattr(self, part.name) for part in fields(self)}
+
+    def __getitem__(self, layers: slice) -> Quantized:
+        """View of some layers."""
+        return replace(self, **{name: part[layers] for name, part in self.parts.items()})
+
+    def to(self, device: torch.device | str) -> Quantized:
+        """Put it on a device."""
+        return replace(self, **{name: part.to(device) for name, part in self.parts.items()})
+
+
+@dataclass(frozen=True, eq=False)
 class ChunkKV:
     """Keys and values of a chunk.
 
@@ -125,7 +183,7 @@ class ChunkKV:
     chunk
         Which tokens these are.
     keys
-        ``[layers, kv_heads, tokens, head_dim]``, without rotation (position-free), the model's dtype.
+        ``[layers, kv_heads, tokens, head_dim]``, without rotation (position-free), the model's dtype or quantised.
     values
         The same shape.
     sensitivity
@@ -134,8 +192,8 @@ class ChunkKV:
     """
 
     chunk: Chunk
-    keys: Tensor
-    values: Tensor
+    keys: Tensor | Quantized
+    values: Tensor | Quantized
     sensitivity: Tensor
 
     @property
@@ -143,6 +201,12 @@ class ChunkKV:
         """Bytes of keys, values, sensitivity and token ids."""
         tensors = self.keys.nbytes + self.values.nbytes + self.sensitivity.nbytes
         return int(tensors + self.chunk.token_ids.nbytes)
+
+    @property
+    def kv_dtype(self) -> str:
+        """``native``, ``int8``, ``int4``, or both names with a slash where keys and values differ."""
+        keys, values = (f"int{x.bits}" if isinstance(x, Quantized) else "native" for x in (self.keys, self.values))
+        return keys if keys == values else f"{keys}/{values}"
 
 
 class SpanKind(str, Enum):
@@ -216,12 +280,15 @@ class Placement:
         The stored chunk.
     start, end
         Which of the chunk's tokens are placed.
+    same_history
+        Whether the entry was encoded after the very tokens that stand before it here.
     """
 
     position: int
     entry: ChunkKV
     start: int
     end: int
+    same_history: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,10 +319,11 @@ class Plan:
 
     @property
     def sensitivity(self) -> Tensor:
-        """Of every prompt token, ``[tokens]`` float32; 0 for tokens that were not placed by this plan."""
+        """Of every prompt token, ``[tokens]`` float32; 0 where no history was changed by this plan."""
         out = torch.zeros(len(self.token_ids))
         for p in self.placements:
-            out[p.position : p.position + p.end - p.start] = p.entry.sensitivity[p.start : p.end]
+            if not p.same_history:
+                out[p.position : p.position + p.end - p.start] = p.entry.sensitivity[p.start : p.end]
         return out
 
     @property

@@ -16,7 +16,9 @@ from tiny import FAMILIES, tiny_model, tiny_tokenizer
 from kvboost_rag import Document, KVBoostEngine
 from kvboost_rag.chunking import AdaptiveChunker
 from kvboost_rag.prompt import Layout
+from kvboost_rag.quantize import KV_DTYPES
 from kvboost_rag.rope import rotate, unrotate
+from kvboost_rag.store.codec import tensors_of
 from kvboost_rag.types import SpanKind
 
 TEXTS = {
@@ -57,6 +59,17 @@ def test_limit_1_recomputing_everything_equals_full_prefill(engine, repair):
     assert (got.logits - full_logits(engine, documents)).abs().max() < 1e-3
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+@pytest.mark.parametrize("repair", FULL)
+def test_limit_1_holds_over_quantised_kv(family, kv_dtype, repair):
+    engine = make_engine(family, kv_dtype=kv_dtype)
+    for documents in (["music", "zebra", "rain", "zebra"], ["music"]):
+        got = engine.score("Why did it run?", ANSWER, documents=documents, repair=repair)
+        assert got.report.tokens(SpanKind.APPROXIMATE) == 0
+        assert (got.logits - full_logits(engine, documents)).abs().max() < 1e-3
+
+
 def test_limit_1_can_fail(engine):
     documents = ["music", "zebra", "rain", "zebra"]
     got = engine.score("Why did it run?", ANSWER, documents=documents, repair="none")
@@ -71,6 +84,20 @@ def test_limit_2_a_document_after_its_canonical_head_is_exact(engine):
     assert exact["zebra"] == len(TEXTS["zebra"])
     assert exact[None] > 10
     assert (got.logits - full_logits(engine, ["zebra"])).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("kv_dtype", "bound"), [("int8", 0.6), ("int4", 6.0)])
+def test_limit_2_a_quantised_document_is_close_and_says_so(family, kv_dtype, bound):
+    engine = make_engine(family, kv_dtype=kv_dtype)
+    got = engine.score("Why did it run?", ANSWER, documents=["zebra"], repair="none")
+    (span,) = [s for s in got.report.spans if s.document_id == "zebra"]
+    assert (span.kind, span.reason, span.tokens) == (
+        SpanKind.APPROXIMATE, f"stored as {kv_dtype}", len(TEXTS["zebra"])
+    )  # fmt: skip
+    assert got.report.spans[0].kind is SpanKind.EXACT
+    off = (got.logits - full_logits(engine, ["zebra"])).abs().max()
+    assert 1e-4 < off < bound
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -160,16 +187,18 @@ def test_limit_5_exact_reuse_equals_generate(engine):
     assert engine.generate("Why?", **options).token_ids == engine.generate("Why?", reuse=False, **options).token_ids
 
 
-def test_limit_6_memory_accounting_equals_the_real_bytes(engine):
-    store = engine._store
-    entries = [store._entries[prefix] for prefix in store]
-    tensors = [t for entry in entries for t in (entry.keys, entry.values)]
-    small = sum(e.chunk.token_ids.nbytes + e.sensitivity.untyped_storage().nbytes() for e in entries)
-    storage = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    assert engine.stats.store_bytes == sum(storage.values()) + small
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_limit_6_memory_accounting_equals_the_real_bytes(family, kv_dtype):
+    engine = make_engine(family, kv_dtype=kv_dtype)
+    entries = [engine._store._entries[prefix] for prefix in engine._store]
+    storages = [t.untyped_storage() for entry in entries for t in tensors_of(entry).values() if t.numel()]
+    assert engine.stats.store_bytes == sum({s.data_ptr(): s.nbytes() for s in storages}.values())
     tokens = sum(len(t) for t in TEXTS.values())
     assert engine.stats.document_tokens == tokens
-    assert sum(storage.values()) == tokens * engine._runner.architecture.bytes_per_token
+    native = tokens * (engine._runner.architecture.bytes_per_token + 8 + 4)
+    assert (engine.stats.store_bytes == native) == (kv_dtype == "native")
+    assert engine.stats.store_bytes <= native
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(system="Be brief.", lead_in="", separator="\n#\n")])

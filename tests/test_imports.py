@@ -15,7 +15,9 @@ PACKAGE = Path(kvboost_rag.__file__).parent
 # A module imports from rows above its own, and nothing else of this package; a package's own files may share.
 ORDER = [
     {"errors", "types"},
-    {"keys", "chunking", "rope", "report", "converted", "generic_texts", "policy", "usage", "sizes"},
+    {
+        "keys", "chunking", "quantize", "rope", "report", "converted", "generic_texts", "policy", "usage", "sizes"
+    },
     {"sampling", "gguf_convert"},
     {"model", "tokens", "store", "loading", "locate", "prompt"},
     {"contexts", "prefix", "registry", "repair", "sensitivity"},

@@ -17,8 +17,10 @@ FORMAT_VERSION = 2
 """Raised whenever stored KV would be read differently."""
 
 
-def fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, namespace: str = "") -> str:
-    """Digest of weights, adapter, tokenizer, template, dtype, attention, RoPE, format version and namespace.
+def fingerprint(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, namespace: str = "", kv_format: str = "native"
+) -> str:
+    """Digest of weights, adapter, tokenizer, template, dtype, attention, RoPE, formats and namespace.
 
     Returns
     -------
@@ -28,6 +30,7 @@ def fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name
     return fingerprint_of(
         {
             "format": str(FORMAT_VERSION),
+            "kv_format": kv_format,
             "namespace": namespace,
             "weights": weights_digest(model),
             "adapter": _adapter(model),

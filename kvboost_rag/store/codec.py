@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvboost_rag.types import Chunk, ChunkKey, ChunkKV
+from kvboost_rag.types import Chunk, ChunkKey, ChunkKV, Quantized
 
 __all__ = ["check_entry", "entry_of", "tensors_of"]
 
 
 def tensors_of(entry: ChunkKV) -> dict[str, Tensor]:
-    """Name everything of a chunk that a file must hold besides its keys and its place in the document."""
+    """Name everything of a chunk that a file must hold besides its keys and its place in the document.
+
+    Native keys are named ``keys``, quantised ones ``keys.codes``, ``keys.scale`` and so on; values likewise.
+    """
     return {
-        "keys": entry.keys.to("cpu").contiguous(),
-        "values": entry.values.to("cpu").contiguous(),
+        **_named("keys", entry.keys),
+        **_named("values", entry.values),
         "sensitivity": entry.sensitivity.contiguous(),
         "token_ids": torch.from_numpy(np.ascontiguousarray(entry.chunk.token_ids)),
     }
+
+
+def _named(name: str, x: Tensor | Quantized) -> dict[str, Tensor]:
+    parts = {name: x} if isinstance(x, Tensor) else {f"{name}.{part}": tensor for part, tensor in x.parts.items()}
+    return {part: tensor.to("cpu").contiguous() for part, tensor in parts.items()}
 
 
 def entry_of(key: ChunkKey, document_id: str, index: int, tensors: Mapping[str, Tensor]) -> ChunkKV:
@@ -32,7 +41,13 @@ def entry_of(key: ChunkKey, document_id: str, index: int, tensors: Mapping[str, 
         If a tensor is missing.
     """
     chunk = Chunk(key, document_id, index, tensors["token_ids"].numpy())
-    return ChunkKV(chunk, tensors["keys"], tensors["values"], tensors["sensitivity"])
+    return ChunkKV(chunk, _read("keys", tensors), _read("values", tensors), tensors["sensitivity"])
+
+
+def _read(name: str, tensors: Mapping[str, Tensor]) -> Tensor | Quantized:
+    if name in tensors:
+        return tensors[name]
+    return Quantized(**{part.name: tensors[f"{name}.{part.name}"] for part in fields(Quantized)})
 
 
 def check_entry(entry: ChunkKV, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
@@ -52,8 +67,35 @@ def check_entry(entry: ChunkKV, shape: tuple[int, int, int], dtype: torch.dtype)
     """
     layers, heads, width = shape
     wanted = (layers, heads, len(entry.chunk.token_ids), width)
-    for tensor in (entry.keys, entry.values):
-        if tuple(tensor.shape) != wanted or tensor.dtype != dtype:
-            raise ValueError(f"it holds {tuple(tensor.shape)} {tensor.dtype}, not {wanted} {dtype}")
+    for x in (entry.keys, entry.values):
+        if isinstance(x, Quantized):
+            _check_quantized(x, wanted)
+        if tuple(x.shape) != wanted or x.dtype != dtype:
+            raise ValueError(f"it holds {tuple(x.shape)} {x.dtype}, not {wanted} {dtype}")
     if tuple(entry.sensitivity.shape) != wanted[2:3] or entry.sensitivity.dtype != torch.float32:
         raise ValueError(f"its sensitivity is {tuple(entry.sensitivity.shape)} {entry.sensitivity.dtype}")
+
+
+def _check_quantized(x: Quantized, wanted: tuple[int, int, int, int]) -> None:
+    """See that the parts fit each other and give finite numbers."""
+    shapes = {name: tuple(part.shape) for name, part in x.parts.items()}
+    layers, heads, tokens, width = wanted
+    rest = tokens - x.first.shape[2] if x.first.ndim == 4 else 0
+    groups = x.scale.shape[2] if x.scale.ndim == 4 else 0
+    fit = (
+        0 < groups <= rest
+        # As many groups as there are when all but the last have one length.
+        and groups == -(-rest // -(-rest // groups))
+        and shapes["first"] == (layers, heads, tokens - rest, width)
+        and shapes["codes"] in ((layers, heads, rest, width), (layers, heads, rest, width / 2))
+        and shapes["scale"] in ((layers, heads, groups, width), (layers, heads, groups, 1))
+        and shapes["offset"] == shapes["scale"]
+    )
+    if not fit:
+        raise ValueError(f"its parts have the shapes {shapes}, which do not fit {wanted}")
+    if x.codes.dtype != torch.uint8 or {x.scale.dtype, x.offset.dtype} not in ({torch.float16}, {torch.float32}):
+        raise ValueError(f"its codes are {x.codes.dtype}, its scale and offset {x.scale.dtype} and {x.offset.dtype}")
+    farthest = x.offset.float().abs() + (2**x.bits - 1) * x.scale.float()
+    # What is no number is not below anything.
+    if not ((x.scale >= 0).all() and (farthest <= torch.finfo(x.dtype).max).all()):
+        raise ValueError("its scale or offset leads to numbers that are none, or a scale is negative")
