@@ -1,239 +1,222 @@
-"""Chunks on disk: one safetensors file each, written atomically, checked on every read."""
+"""Chunks on disk, in a folder that several processes may share."""
 
 from __future__ import annotations
 
 import os
-import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
-import xxhash
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
 
 from kvboost_rag.store.base import ChunkStore, logger, same_tokens
-from kvboost_rag.store.codec import check_entry, entry_of, tensors_of
+from kvboost_rag.store.chunk_file import ChunkFile, read_chunk, serialise
+from kvboost_rag.store.codec import check_entry
+from kvboost_rag.store.file_index import FileIndex
+from kvboost_rag.store.folder_writer import FolderWriter
+from kvboost_rag.store.layout import chunk_path, is_name, usage_path
+from kvboost_rag.store.usage_file import merge_usage, usage_with
 from kvboost_rag.types import ChunkKey, ChunkKV, TokenIds
+from kvboost_rag.usage import Event, UsageLedger
 
-__all__ = ["ChunkFile", "DiskStore", "read_headers"]
+__all__ = ["DiskStore"]
 
-_SUFFIX = ".kv.safetensors"
-_WRITING = ".writing-"
-_STALE_SECONDS = 3600.0
-_DAMAGE = (OSError, SafetensorError, KeyError, ValueError, RuntimeError)
-
-
-@dataclass(frozen=True)
-class ChunkFile:
-    """What the header of one file says."""
-
-    path: Path
-    fingerprint: str
-    key: ChunkKey
-    document_id: str
-    index: int
-    tokens: int
-    nbytes: int
+# Eviction asks when a file was last used; a minute more or less does not matter to it.
+_TOUCH_SECONDS = 60.0
 
 
 class DiskStore(ChunkStore):
-    """Keep chunks in a folder that several processes may share.
+    """Keep chunks in a folder, one file each.
+
+    A chunk that was put is on the medium when :meth:`put` returns, whole, and stays until it is deleted or evicted by
+    this or another process. Safe to use from several threads and processes; readers take no lock.
 
     Parameters
     ----------
     folder
         Created if missing.
-    fingerprint
-        Only entries with this fingerprint are seen; others may live in the same folder.
+    identity
+        Of the model, the canonical context and the KV's dtype: only entries of this identity are seen, others may live
+        in the same folder. Letters, digits, ``_`` and ``-``.
     shape, dtype
         Layers, key-value heads and head dimension of the model's KV, and its dtype; anything else is damaged.
+    max_bytes
+        Budget over everything in the folder, other identities' files included; None for no limit.
+    read_only
+        Whether nothing at all is written, removed or touched.
+    usage
+        Gets what earlier processes counted; what it counts itself is added to the folder by :meth:`flush` and
+        :meth:`close`. What is used rarely is evicted first. None counts nothing.
 
     Raises
     ------
     ValueError
-        If the folder can not be created or written.
+        If the folder can not be used.
     """
 
-    def __init__(self, folder: Path, fingerprint: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder):
-                pass
-        except OSError as error:
-            raise ValueError(f"cache folder {folder} can not be used ({error}); give a writable folder") from error
-        _remove_stale(folder)
+    def __init__(
+        self,
+        folder: Path,
+        identity: str,
+        shape: tuple[int, int, int],
+        dtype: torch.dtype,
+        *,
+        max_bytes: int | None = None,
+        read_only: bool = False,
+        usage: UsageLedger | None = None,
+    ) -> None:
+        if not is_name(identity):
+            raise ValueError(f"identity {identity!r} can not name a folder; use letters, digits, _ and - alone")
+        if max_bytes is not None and max_bytes < 0:
+            raise ValueError(f"max_bytes is {max_bytes}; give a positive number of bytes, or None for no limit")
         self._folder = folder
-        self._fingerprint = fingerprint
+        self._identity = identity
         self._shape = shape
         self._dtype = dtype
-        self._files: dict[str, ChunkFile] = {}
-        self._by_content: dict[str, dict[str, None]] = {}
-        self._by_document: dict[str, dict[str, None]] = {}
-        for file in read_headers(folder):
-            if file.fingerprint == fingerprint:
-                self._index(file)
+        self._usage = usage
+        self._guard = threading.Lock()
+        self._pins: Counter[str] = Counter()
+        # Deleted, but the file could not be removed.
+        self._hidden: set[str] = set()
+        self._index = FileIndex(folder, identity)
+        self._writer = None if read_only else FolderWriter(folder, self._index, max_bytes, usage)
+        self._open()
 
-    def _index(self, file: ChunkFile) -> None:
-        self._files[file.key.prefix] = file
-        self._by_content.setdefault(file.key.content, {})[file.key.prefix] = None
-        self._by_document.setdefault(file.document_id, {})[file.key.prefix] = None
+    def _open(self) -> None:
+        try:
+            if self._writer is None:
+                os.listdir(self._folder)
+            else:
+                self._writer.open()
+        except OSError as error:
+            remedy = "a readable one" if self._writer is None else "a writable one, or read_only=True to read alone"
+            raise ValueError(f"cache folder {self._folder} can not be used ({error}); give {remedy}") from error
+        self._index.refresh()
+        if self._usage is not None:
+            merge_usage(usage_path(self._folder, self._identity), self._usage)
 
     def put(self, entry: ChunkKV) -> bool:
-        """Write a chunk under a temporary name and rename it; False (and a log line) if the disk refuses."""
-        if entry.chunk.key.prefix in self._files:
-            return True
-        path = self._folder / f"{entry.chunk.key.prefix}{_SUFFIX}"
-        try:
-            _write_atomically(path, _serialise(entry, self._fingerprint))
-            file = _chunk_file(path, entry, self._fingerprint)
-        except OSError as error:
-            logger.warning("chunk %s was not written to disk: %s", entry.chunk.key.prefix, error)
+        """Write a chunk; False (and a log line) if the disk, the budget or another writer does not let it."""
+        prefix = entry.chunk.key.prefix
+        if not is_name(prefix):
+            raise ValueError(f"prefix key {prefix!r} can not name a file; use letters, digits, _ and - alone")
+        if self._writer is None:
             return False
-        self._index(file)
-        return True
+        self._hidden.discard(prefix)
+        if self._index.lookup(prefix) is not None:
+            return True
+        path = chunk_path(self._folder, self._identity, prefix)
+        payload = serialise(entry, self._identity)
+        kept = partial(self._is_kept, spared=entry.chunk.document_id)
+        return self._writer.write(path, lambda: payload, kept) and self._index.lookup(prefix) is not None
+
+    def _is_kept(self, file: ChunkFile, spared: str | None = None) -> bool:
+        """Whether a file stays: pinned ones, and those of the document that is being written."""
+        own = file.identity == self._identity
+        return own and (file.key.prefix in self._pins or file.document_id == spared)
 
     def get(self, prefix: str, token_ids: TokenIds) -> ChunkKV | None:
-        """Read and check a chunk."""
-        file = self._files.get(prefix)
-        if file is None:
-            return None
-        try:
-            entry = _read(file)
-            check_entry(entry, self._shape, self._dtype)
-        except _DAMAGE as error:
-            logger.warning("%s can not be used (%s): treated as a miss", file.path.name, error)
-            self._forget(file.key)
-            return None
-        return entry if same_tokens(entry, token_ids) else None
+        """Read and check a chunk, whichever process wrote it."""
+        entry = None if prefix in self._hidden else self._index.tried(prefix, self._read)
+        return entry if entry is not None and same_tokens(entry, token_ids) else None
+
+    def _read(self, path: Path) -> ChunkKV:
+        file, entry = read_chunk(path)
+        check_entry(entry, self._shape, self._dtype)
+        self._index.add(file)
+        if self._writer is not None and abs(time.time() - file.used) > _TOUCH_SECONDS:
+            _touch(path)
+        return entry
 
     def find(self, content: str, token_ids: TokenIds) -> ChunkKV | None:
         """Read the first chunk with this content key."""
-        for prefix in list(self._by_content.get(content, ())):
-            entry = self.get(prefix, token_ids)
-            if entry is not None:
-                return entry
-        return None
+        found = self._first(content, token_ids)
+        return self._first(content, token_ids) if found is None and self._index.refresh() else found
+
+    def _first(self, content: str, token_ids: TokenIds) -> ChunkKV | None:
+        entries = (self.get(prefix, token_ids) for prefix in self._index.with_content(content))
+        return next((entry for entry in entries if entry is not None), None)
 
     def delete(self, key: ChunkKey) -> None:
-        """Remove a chunk's file."""
-        file = self._files.get(key.prefix)
-        if file is None:
+        """Remove a chunk's file; one that can not be removed (a log line says so) is not served any more."""
+        self._index.remove(key.prefix)
+        self._hidden.add(key.prefix)
+        if self._writer is None:
             return
-        self._forget(key)
+        path = chunk_path(self._folder, self._identity, key.prefix)
         try:
-            file.path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            self._hidden.discard(key.prefix)
         except OSError as error:
-            logger.warning("%s could not be removed: %s", file.path.name, error)
+            logger.warning("%s could not be removed: %s", path.name, error)
 
     def drop_document(self, document_id: str, is_used: Callable[[str], bool]) -> None:
         """Remove the files of a document's earlier versions."""
-        for prefix in list(self._by_document.get(document_id, ())):
-            if not is_used(prefix):
-                self.delete(self._files[prefix].key)
+        self._index.refresh()
+        for file in self._index.of_document(document_id):
+            if not is_used(file.key.prefix):
+                self.delete(file.key)
 
-    def _forget(self, key: ChunkKey) -> None:
-        file = self._files.pop(key.prefix)
-        for index, name in ((self._by_content, key.content), (self._by_document, file.document_id)):
-            index[name].pop(key.prefix, None)
-            if not index[name]:
-                del index[name]
+    def note(self, prefixes: Iterable[str], event: Event) -> None:
+        """Count what happened to chunks."""
+        if self._usage is not None:
+            self._usage.note(prefixes, event)
+
+    def pin(self, prefixes: Iterable[str]) -> None:
+        """Keep chunks from being evicted by this store; other processes do not know of it."""
+        with self._guard:
+            self._pins.update(prefixes)
+
+    def unpin(self, prefixes: Iterable[str]) -> None:
+        """Take back a pin.
+
+        Raises
+        ------
+        ValueError
+            If a chunk is not pinned; then nothing was unpinned.
+        """
+        taken = Counter(prefixes)
+        with self._guard:
+            if not taken <= self._pins:
+                raise ValueError(f"not pinned: {', '.join(sorted(taken - self._pins))}; pin() comes first")
+            self._pins -= taken
 
     def __contains__(self, prefix: object) -> bool:
-        """Whether a chunk with this prefix key is indexed."""
-        return prefix in self._files
+        """Whether a chunk with this prefix key is in the folder now."""
+        return isinstance(prefix, str) and prefix not in self._hidden and self._index.lookup(prefix) is not None
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the prefix keys."""
-        return iter(list(self._files))
+        """Iterate over the prefix keys that were seen."""
+        return (file.key.prefix for file in self._index if file.key.prefix not in self._hidden)
 
     def __len__(self) -> int:
-        """Count the chunks."""
-        return len(self._files)
+        """Count the chunks that were seen."""
+        return sum(1 for _ in self)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files of this fingerprint."""
-        return sum(file.nbytes for file in self._files.values())
+        """Bytes of the files of this identity that were seen."""
+        return sum(file.nbytes for file in self._index)
+
+    def flush(self) -> None:
+        """Add what was counted to the usage that is kept in the folder; chunks are on the medium already."""
+        if self._usage is None or self._writer is None:
+            return
+        delta = self._usage.take_delta()
+        path = usage_path(self._folder, self._identity)
+        if delta["chunks"] and not self._writer.write(path, partial(usage_with, path, delta), self._is_kept):
+            self._usage.return_delta(delta)
+
+    def close(self) -> None:
+        """Keep what was counted."""
+        self.flush()
 
 
-def read_headers(folder: Path) -> Iterator[ChunkFile]:
-    """Read every chunk file's header in a folder; damaged ones are logged and passed over."""
-    for path in sorted(folder.glob(f"*{_SUFFIX}")):
-        try:
-            with safe_open(path, framework="pt") as file:
-                meta = file.metadata() or {}
-            key = ChunkKey(meta["prefix"], meta["content"])
-            yield ChunkFile(
-                path, meta["fingerprint"], key, meta["document_id"], int(meta["index"]), int(meta["tokens"]),
-                path.stat().st_size,
-            )
-        except _DAMAGE as error:
-            logger.warning("%s is not a readable chunk file (%s): passed over", path.name, error)
-
-
-def _remove_stale(folder: Path) -> None:
-    """Remove what killed processes left half written; a living one renames its file within seconds."""
-    for path in folder.glob(f"{_WRITING}*"):
-        with suppress(FileNotFoundError):
-            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
-                path.unlink()
-
-
-def _chunk_file(path: Path, entry: ChunkKV, fingerprint: str) -> ChunkFile:
-    chunk = entry.chunk
-    return ChunkFile(
-        path, fingerprint, chunk.key, chunk.document_id, chunk.index, len(chunk.token_ids), path.stat().st_size
-    )
-
-
-def _serialise(entry: ChunkKV, fingerprint: str) -> bytes:
-    chunk = entry.chunk
-    tensors = tensors_of(entry)
-    meta = {
-        "fingerprint": fingerprint,
-        "prefix": chunk.key.prefix,
-        "content": chunk.key.content,
-        "document_id": chunk.document_id,
-        "index": str(chunk.index),
-        "tokens": str(len(chunk.token_ids)),
-        "checksum": _checksum(tensors),
-    }
-    return save(tensors, metadata=meta)
-
-
-def _checksum(tensors: dict[str, Tensor]) -> str:
-    digest = xxhash.xxh3_128()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _write_atomically(path: Path, payload: bytes) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=_WRITING)
+def _touch(path: Path) -> None:
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def _read(file: ChunkFile) -> ChunkKV:
-    with safe_open(file.path, framework="pt") as opened:
-        meta = opened.metadata() or {}
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}
-    if meta.get("checksum") != _checksum(tensors):
-        raise ValueError("its checksum does not match")
-    if (meta["prefix"], meta["content"], meta["fingerprint"]) != (file.key.prefix, file.key.content, file.fingerprint):
-        raise ValueError("its header changed")
-    return entry_of(file.key, file.document_id, file.index, tensors)
+        os.utime(path)
+    except OSError as error:
+        logger.info("%s: its use could not be taken down: %s", path.name, error)

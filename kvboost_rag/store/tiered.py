@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from typing import Any
 
-from kvboost_rag.store.base import ChunkStore
+from kvboost_rag.store.base import ChunkStore, logger, same_tokens
 from kvboost_rag.types import ChunkKey, ChunkKV, TokenIds
+from kvboost_rag.usage import Event
 
 __all__ = ["TieredStore"]
 
 
 class TieredStore(ChunkStore):
-    """Write to both stores, read from the fast one first, and move up what was read from the slow one.
+    """Read from the fast store first, move up what was read from the slow one, write to the slow one behind.
+
+    An entry stays pinned in the fast store until it was written; one that the fast store can not take is written at
+    once. What is still to be written is written before :meth:`flush` or :meth:`close` returns, or else before the
+    interpreter exits. Safe to use from several threads if both stores are.
 
     Parameters
     ----------
@@ -22,34 +31,167 @@ class TieredStore(ChunkStore):
     def __init__(self, fast: ChunkStore, slow: ChunkStore) -> None:
         self._fast = fast
         self._slow = slow
+        # Held for bookkeeping and the fast store, never during a call of the slow one.
+        self._guard = threading.RLock()
+        # Held during every change of the slow store, so that none overtakes another.
+        self._order = threading.Lock()
+        self._pending: dict[str, ChunkKV] = {}
+        self._loading: dict[str, Future[ChunkKV | None]] = {}
+        # Workers are joined when the interpreter exits, after all that was handed to them.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="kvboost-write")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="kvboost-prefetch")
+
+    # Writing -----------------------------------------------------------------------------------------------------
 
     def put(self, entry: ChunkKV) -> bool:
-        """Keep a chunk in both; True if either holds it."""
-        in_fast = self._fast.put(entry)
-        return self._slow.put(entry) or in_fast
+        """Keep a chunk; True if either store holds it, the slow one perhaps only later."""
+        prefix = entry.chunk.key.prefix
+        with self._guard:
+            if prefix in self._pending:
+                return True
+            self._fast.pin([prefix])
+            in_fast = self._fast.put(entry)
+            if in_fast:
+                self._pending[prefix] = entry
+            else:
+                self._fast.unpin([prefix])
+        if in_fast and _handed(self._writer, self._write_pending, entry) is not None:
+            return True
+        with self._order:
+            return self._written(entry) or in_fast
 
-    def get(self, prefix: str, token_ids: TokenIds) -> ChunkKV | None:
-        """Return the chunk with this prefix key."""
-        return self._fast.get(prefix, token_ids) or self._promoted(self._slow.get(prefix, token_ids))
+    def _write_pending(self, entry: ChunkKV) -> None:
+        with self._order:
+            if self._pending.get(entry.chunk.key.prefix) is entry:
+                self._written(entry)
 
-    def find(self, content: str, token_ids: TokenIds) -> ChunkKV | None:
-        """Return any chunk with this content key."""
-        return self._fast.find(content, token_ids) or self._promoted(self._slow.find(content, token_ids))
+    def _written(self, entry: ChunkKV) -> bool:
+        try:
+            return self._slow.put(entry)
+        except Exception:
+            # Nobody waits for a worker's result; memory goes on without the slow store.
+            logger.exception("chunk %s was not written behind", entry.chunk.key.prefix)
+            return False
+        finally:
+            self._settle(entry)
 
-    def _promoted(self, entry: ChunkKV | None) -> ChunkKV | None:
-        if entry is not None:
-            self._fast.put(entry)
-        return entry
+    def _settle(self, entry: ChunkKV) -> None:
+        prefix = entry.chunk.key.prefix
+        with self._guard:
+            if self._pending.get(prefix) is entry:
+                del self._pending[prefix]
+                self._fast.unpin([prefix])
 
     def delete(self, key: ChunkKey) -> None:
-        """Forget a chunk in both."""
-        self._fast.delete(key)
-        self._slow.delete(key)
+        """Forget a chunk in both, also one that is being written or loaded."""
+        with self._guard:
+            self._cancel(key.prefix)
+            self._fast.delete(key)
+        with self._order:
+            self._slow.delete(key)
 
     def drop_document(self, document_id: str, is_used: Callable[[str], bool]) -> None:
         """Forget a document's unused chunks in both."""
-        self._fast.drop_document(document_id, is_used)
-        self._slow.drop_document(document_id, is_used)
+        with self._guard:
+            entries = [e for e in self._pending.values() if e.chunk.document_id == document_id]
+            for entry in entries:
+                if not is_used(entry.chunk.key.prefix):
+                    self._cancel(entry.chunk.key.prefix)
+            self._fast.drop_document(document_id, is_used)
+        with self._order:
+            self._slow.drop_document(document_id, is_used)
+
+    def _cancel(self, prefix: str) -> None:
+        self._loading.pop(prefix, None)
+        entry = self._pending.get(prefix)
+        if entry is not None:
+            self._settle(entry)
+
+    # Reading -----------------------------------------------------------------------------------------------------
+
+    def get(self, prefix: str, token_ids: TokenIds) -> ChunkKV | None:
+        """Return the chunk with this prefix key; waits for a load of it that has begun."""
+        with self._guard:
+            entry = self._fast.get(prefix, token_ids)
+            if entry is not None:
+                return entry
+            begun = self._loading.get(prefix)
+            load: Future[ChunkKV | None] = begun or Future()
+            self._loading[prefix] = load
+        if begun is None:
+            return self._loaded(load, prefix, token_ids)
+        entry = load.result()
+        if entry is None or not same_tokens(entry, token_ids):
+            return None
+        return self._fast.get(prefix, token_ids) or entry
+
+    def _loaded(self, load: Future[ChunkKV | None], prefix: str, token_ids: TokenIds) -> ChunkKV | None:
+        entry = None
+        try:
+            entry = self._slow.get(prefix, token_ids)
+            with self._guard:
+                # A chunk that was deleted meanwhile must not come back.
+                if entry is not None and self._loading.get(prefix) is load:
+                    entry = self._promoted(entry)
+            return entry
+        finally:
+            with self._guard:
+                if self._loading.get(prefix) is load:
+                    del self._loading[prefix]
+            load.set_result(entry)
+
+    def find(self, content: str, token_ids: TokenIds) -> ChunkKV | None:
+        """Return any chunk with this content key."""
+        entry = self._fast.find(content, token_ids)
+        if entry is None:
+            entry = self._slow.find(content, token_ids)
+            if entry is not None:
+                with self._guard:
+                    entry = self._promoted(entry)
+        return entry
+
+    def _promoted(self, entry: ChunkKV) -> ChunkKV:
+        """Give a chunk to the fast store, and get it from there as any other; or as it is if that can not take it."""
+        prefix, token_ids = entry.chunk.key.prefix, entry.chunk.token_ids
+        if prefix not in self._fast and not self._fast.put(entry):
+            return entry
+        return self._fast.get(prefix, token_ids) or entry
+
+    def prefetch(self, wanted: Iterable[tuple[str, TokenIds]]) -> None:
+        """Begin to move chunks up, by prefix key and tokens."""
+        for prefix, token_ids in wanted:
+            if prefix not in self._fast:
+                _handed(self._reader, self._prefetched, prefix, token_ids)
+
+    def _prefetched(self, prefix: str, token_ids: TokenIds) -> None:
+        try:
+            if prefix not in self._fast:
+                self.get(prefix, token_ids)
+        except Exception:
+            # Nobody waits for a worker's result; whoever asks for the chunk meets the error itself.
+            logger.exception("chunk %s was not prefetched", prefix)
+
+    # Both --------------------------------------------------------------------------------------------------------
+
+    def note(self, prefixes: Iterable[str], event: Event) -> None:
+        """Tell the fast store, which shares its usage with the slow one if either counts it."""
+        self._fast.note(prefixes, event)
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Keep the entries that are handed out in a block from being evicted from the fast store until its end."""
+        return self._fast.hold()
+
+    def pin(self, prefixes: Iterable[str]) -> None:
+        """Keep chunks from being evicted, in both."""
+        prefixes = list(prefixes)
+        self._fast.pin(prefixes)
+        self._slow.pin(prefixes)
+
+    def unpin(self, prefixes: Iterable[str]) -> None:
+        """Take back a pin, in both."""
+        prefixes = list(prefixes)
+        self._fast.unpin(prefixes)
+        self._slow.unpin(prefixes)
 
     def __contains__(self, prefix: object) -> bool:
         """Whether either store holds a chunk with this prefix key."""
@@ -68,7 +210,30 @@ class TieredStore(ChunkStore):
         """Bytes of the fast store: the memory that is used."""
         return self._fast.nbytes
 
+    def flush(self) -> None:
+        """Return when every chunk that was put is in the slow store."""
+        # One worker writes in order, so that all that was handed over before is written when this is done.
+        last = _handed(self._writer, _nothing)
+        if last is not None:
+            last.result()
+        self._fast.flush()
+        self._slow.flush()
+
     def close(self) -> None:
-        """Close both."""
+        """Write what is still to be written, and close both."""
+        self._reader.shutdown(cancel_futures=True)
+        self._writer.shutdown()
         self._fast.close()
         self._slow.close()
+
+
+def _handed(worker: ThreadPoolExecutor, task: Callable[..., None], *arguments: Any) -> Future[None] | None:
+    """Give a task to a worker; None if it takes none any more: it was closed, or the interpreter is exiting."""
+    try:
+        return worker.submit(task, *arguments)
+    except RuntimeError:
+        return None
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,96 @@
+"""Writing into a shared cache folder: under its lock, within its budget."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from kvboost_rag.store.base import logger
+from kvboost_rag.store.chunk_file import ChunkFile, write_atomically
+from kvboost_rag.store.file_index import FileIndex
+from kvboost_rag.store.folder_lock import FolderLock
+from kvboost_rag.store.layout import temporary_files
+from kvboost_rag.store.room import Room, eviction_order
+from kvboost_rag.store.usage_file import Worth
+from kvboost_rag.usage import UsageLedger
+
+__all__ = ["FolderWriter"]
+
+
+class FolderWriter:
+    """Writes one identity's files.
+
+    Parameters
+    ----------
+    folder
+        The cache folder.
+    index
+        Of the identity's files.
+    max_bytes
+        Budget over everything in the folder; None for no limit.
+    usage
+        Says which of the identity's chunks are worth keeping; None goes by what is written in the folder.
+    """
+
+    def __init__(self, folder: Path, index: FileIndex, max_bytes: int | None, usage: UsageLedger | None) -> None:
+        self._folder = folder
+        self._identity = index.identity
+        self._usage = usage
+        self._lock = FolderLock(folder)
+        self._room = Room(folder, index, max_bytes)
+
+    def open(self) -> None:
+        """See that the folder can be written, and remove what killed writers left.
+
+        Raises
+        ------
+        OSError
+            If it can not.
+        """
+        with self._held("removing what killed writers left"), tempfile.TemporaryFile(dir=self._folder / self._identity):
+            pass
+
+    @contextmanager
+    def _held(self, purpose: str) -> Iterator[bool]:
+        """Hold the folder's lock for a block; False (and a log line) if it could not be had in time."""
+        # Somebody may have removed the folder.
+        (self._folder / self._identity).mkdir(parents=True, exist_ok=True)
+        with self._lock.held(purpose) as held:
+            if held and not self._lock.is_mine():
+                # No writer is alive but this one, so these are what killed ones left.
+                for path in temporary_files(self._folder):
+                    path.unlink(missing_ok=True)
+                self._room.forget()
+            yield held
+
+    def write(self, path: Path, content: Callable[[], bytes], kept: Callable[[ChunkFile], bool]) -> bool:
+        """Write a file; False (and a log line) if the disk, the budget or another writer does not let it.
+
+        Parameters
+        ----------
+        path
+            Of the file, in the identity's folder.
+        content
+            Called while no other process writes.
+        kept
+            Whether a file must not be evicted for it.
+        """
+        try:
+            with self._held(f"writing {path.name}") as held:
+                return held and self._write(path, content(), kept)
+        except OSError as error:
+            logger.warning("%s was not written: %s", path, error)
+            return False
+
+    def _write(self, path: Path, payload: bytes, kept: Callable[[ChunkFile], bool]) -> bool:
+        worth = Worth(self._folder, self._identity, self._usage)
+        if not self._room.make(len(payload), partial(eviction_order, worth=worth, kept=kept)):
+            logger.warning("%s was not written: there is no room for %d bytes more", path, len(payload))
+            return False
+        # Before it is written: should that fail, the count is too high rather than too low.
+        self._room.added(len(payload))
+        write_atomically(path, payload)
+        return True

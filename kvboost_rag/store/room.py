@@ -1,0 +1,139 @@
+"""Bytes of a cache folder under a budget, over all identities and processes."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from kvboost_rag.store.base import logger
+from kvboost_rag.store.chunk_file import ChunkFile
+from kvboost_rag.store.file_index import FileIndex
+from kvboost_rag.store.layout import folder_bytes, identity_folders
+
+__all__ = ["Order", "Room", "eviction_order"]
+
+Order = Callable[[Iterable[ChunkFile]], Iterable[ChunkFile]]
+
+# For the file that names the last writer.
+_RESERVED_BYTES = 64
+# Seeing what there is costs one look at every file, so that much more is freed at once.
+_FREED_AT_ONCE = 0.01
+
+
+class Room:
+    """Makes room for files; every call is made by the holder of the folder's lock.
+
+    Parameters
+    ----------
+    folder
+        The cache folder.
+    own
+        The index of the store's own files.
+    max_bytes
+        Budget over everything in the folder; None for no limit.
+    """
+
+    def __init__(self, folder: Path, own: FileIndex, max_bytes: int | None) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._indexes = {own.identity: own}
+        self._bytes: int | None = None
+
+    def forget(self) -> None:
+        """Count again before the next file, because another writer was here."""
+        self._bytes = None
+
+    def added(self, nbytes: int) -> None:
+        """Take a written file into account."""
+        if self._bytes is not None:
+            self._bytes += nbytes
+
+    def make(self, nbytes: int, order: Order) -> bool:
+        """Remove files until ``nbytes`` more fit, damaged ones first.
+
+        Parameters
+        ----------
+        nbytes
+            Of the file that is to be written.
+        order
+            Lists those of the files that may go, as they are to go.
+
+        Returns
+        -------
+        bool
+            False if they can not fit; nothing is removed then.
+        """
+        if self._max_bytes is None:
+            return True
+        limit = self._max_bytes - _RESERVED_BYTES - nbytes
+        if self._bytes is None or self._bytes > limit:
+            self._bytes = folder_bytes(self._folder)
+        if self._bytes > limit:
+            self._bytes = self._evicted(self._bytes, limit, int(_FREED_AT_ONCE * self._max_bytes), order)
+        return self._bytes <= limit
+
+    def _evicted(self, present: int, limit: int, at_least: int, order: Order) -> int:
+        """Return how much is left when enough was removed, if there is enough to remove."""
+        victims = self._victims(order)
+        if present - sum(nbytes for _, nbytes in victims) > limit:
+            return present
+        goal = min(limit, present - at_least)
+        for path, nbytes in victims:
+            if present <= goal:
+                break
+            if _removed(path):
+                present -= nbytes
+        return present
+
+    def _victims(self, order: Order) -> list[tuple[Path, int]]:
+        for own in identity_folders(self._folder):
+            if own.name not in self._indexes:
+                self._indexes[own.name] = FileIndex(self._folder, own.name)
+        for index in self._indexes.values():
+            index.refresh()
+        damaged = [found for index in self._indexes.values() for found in index.damaged()]
+        files = [file for index in self._indexes.values() for file in index.current()]
+        return damaged + [(file.path, file.nbytes) for file in order(files)]
+
+
+def _removed(path: Path) -> bool:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s could not be evicted: %s", path, error)
+        return False
+    logger.info("%s evicted", path)
+    return True
+
+
+def eviction_order(
+    files: Iterable[ChunkFile], *, worth: Callable[[ChunkFile], tuple[float, float]], kept: Callable[[ChunkFile], bool]
+) -> Iterator[ChunkFile]:
+    """Order files by when they are to go: the least worth first, but of a document always the last chunk.
+
+    What stays of a document is then the beginning of it, which is usable. Nothing goes that stands before a chunk
+    that is kept.
+
+    Parameters
+    ----------
+    files
+        Of any number of documents.
+    worth
+        Of a file, compared as tuples are.
+    kept
+        Whether a file must stay.
+    """
+    documents: dict[tuple[str, str], list[ChunkFile]] = defaultdict(list)
+    for file in sorted(files, key=lambda file: file.index):
+        documents[file.identity, file.document_id].append(file)
+    tails = [(worth(chunks[-1]), number, chunks) for number, chunks in enumerate(documents.values())]
+    heapq.heapify(tails)
+    while tails:
+        _, number, chunks = heapq.heappop(tails)
+        if kept(chunks[-1]):
+            continue
+        yield chunks.pop()
+        if chunks:
+            heapq.heappush(tails, (worth(chunks[-1]), number, chunks))
