@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from chunks import DTYPE, IDENTITY, SHAPE, get, make_chunk, same
+from disk_chunks import DTYPE, IDENTITY, SHAPE, get, make_chunk, same
 
 from kvboost_rag.store import DiskStore, verify_files
 from kvboost_rag.store.layout import folder_bytes, temporary_files

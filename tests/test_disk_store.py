@@ -10,7 +10,7 @@ from contextlib import closing
 from functools import partial
 
 import pytest
-from chunks import DTYPE, IDENTITY, SHAPE, get, make_chunk, same
+from disk_chunks import DTYPE, IDENTITY, SHAPE, get, make_chunk, same
 
 from kvboost_rag.store import DiskStore, folder_writer, read_headers, stale_files, verify_files
 from kvboost_rag.store.folder_lock import FolderLock

@@ -49,12 +49,11 @@ class TieredStore(ChunkStore):
         with self._guard:
             if prefix in self._pending:
                 return True
-            self._fast.pin([prefix])
             in_fast = self._fast.put(entry)
             if in_fast:
+                # Nothing is put into the fast store meanwhile, which might evict the entry before it is pinned.
+                self._fast.pin([prefix])
                 self._pending[prefix] = entry
-            else:
-                self._fast.unpin([prefix])
         if in_fast and _handed(self._writer, self._write_pending, entry) is not None:
             return True
         with self._order:
