@@ -186,13 +186,13 @@ class PlainPath:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
 
-    def open(self, request: Request) -> PlainAnswer:
-        """Prefill as transformers does."""
+    def open(self, request: Request, why: str) -> PlainAnswer:
+        """Prefill as transformers does, and report why."""
         spans, start = [], 0
         for piece in request.pieces:
             end = start + len(piece.token_ids)
-            spans.append(Span(start, end, SpanKind.COMPUTED, piece.document_id, "reuse is off"))
+            spans.append(Span(start, end, SpanKind.COMPUTED, piece.document_id, why))
             start = end
-        session = PlainAnswer(PlainSession(self._model), torch.from_numpy(request.token_ids), tuple(spans))
+        session = PlainAnswer(PlainSession(self._model), torch.from_numpy(request.token_ids), tuple(spans), why)
         request.clock.lap("prefill")
         return session

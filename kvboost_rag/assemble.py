@@ -6,12 +6,10 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 import torch
-from torch import Tensor
 
-from kvboost_rag.model import KVCache, ModelRunner
+from kvboost_rag.model import KVCache, ModelRunner, Tables
 from kvboost_rag.prefix import PrefixHit
 from kvboost_rag.quantize import dequantize, dequantize_into
-from kvboost_rag.rope import rotate_into
 from kvboost_rag.types import Placement, Plan
 
 __all__ = ["Assembler"]
@@ -31,7 +29,8 @@ class Assembler:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self._cos, self._sin = runner.architecture.rotary_tables(0, 1)
+        self._rotation = runner.architecture.rotation
+        self._tables = self._rotation.tables(0, 1)
 
     @torch.inference_mode()
     def assemble(self, plan: Plan, hit: PrefixHit | None, capacity: int) -> KVCache:
@@ -66,18 +65,18 @@ class Assembler:
     def _place(self, cache: KVCache, placement: Placement) -> None:
         begin, start, end = placement.position, placement.start, placement.end
         there = slice(begin, begin + end - start)
-        cos, sin = (table[there] for table in self._tables(there.stop))
+        cos, sin = (table[:, there] for table in self._tables_up_to(there.stop))
         keys, values = (x.to(cache.keys.device) for x in (placement.entry.keys, placement.entry.values))
         for layers in _blocks(keys.shape):
             free = dequantize(keys[layers], start, end, torch.float32)
-            rotate_into(cache.keys[layers, 0, :, there], free, cos, sin)
+            self._rotation.rotate_into(cache.keys[layers, 0, :, there], free, (cos, sin), layers)
             dequantize_into(cache.values[layers, 0, :, there], values[layers], start, end)
 
-    def _tables(self, length: int) -> tuple[Tensor, Tensor]:
-        if len(self._cos) < length:
+    def _tables_up_to(self, length: int) -> Tables:
+        if self._tables[0].shape[1] < length:
             # Twice as far as needed, so that longer and longer prompts do not each build the table anew.
-            self._cos, self._sin = self._runner.architecture.rotary_tables(0, 2 * length)
-        return self._cos, self._sin
+            self._tables = self._rotation.tables(0, min(2 * length, self._rotation.limit or 2 * length))
+        return self._tables
 
 
 def _blocks(shape: Sequence[int]) -> Iterator[slice]:

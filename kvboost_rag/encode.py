@@ -14,7 +14,6 @@ from kvboost_rag.errors import ContextWindowError
 from kvboost_rag.keys import chain, content_key, prefix_seed
 from kvboost_rag.model import KVCache, ModelRunner
 from kvboost_rag.quantize import KVFormat
-from kvboost_rag.rope import unrotate
 from kvboost_rag.sensitivity import SensitivityMeter
 from kvboost_rag.tokens import Tokens
 from kvboost_rag.types import Chunk, ChunkKey, ChunkKV, Document, TokenIds
@@ -113,11 +112,11 @@ class Encoder:
         ids, offsets = self._tokens.document_with_offsets(text)
         if not len(ids):
             raise ValueError(f"document {document.id!r} is empty; leave it out or give it text")
-        window, needed = self._runner.architecture.max_positions, len(self.context.token_ids) + len(ids)
+        window, needed = self._runner.architecture.longest, len(self.context.token_ids) + len(ids)
         if window is not None and needed > window:
             raise ContextWindowError(
                 f"document {document.id!r} has {len(ids)} tokens, {needed} with the canonical context, but the "
-                f"model's context window is {window}; split it into passages"
+                f"model's context window for reuse is {window}; split it into passages"
             )
         return self._cut(document.id, ids, self._chunker.boundaries(text, offsets, len(ids)))
 
@@ -162,10 +161,10 @@ class Encoder:
         token_ids = torch.from_numpy(padded).to(runner.device)
         runner.encode(token_ids, slots, slots, cache, context + width)
         sensitivities = self._meter.measure(token_ids, [len(i) for i in ids], cache.values[:, :, :, context:])
-        cos, sin = runner.architecture.rotary_tables(context, context + width)
+        rotation = runner.architecture.rotation
         for row, (own, sensitivity) in enumerate(zip(ids, sensitivities, strict=True)):
             end = context + len(own)
-            keys = unrotate(cache.keys[:, row, :, context:end], cos[: len(own)], sin[: len(own)])
+            keys = rotation.unrotate(cache.keys[:, row, :, context:end], rotation.tables(context, end))
             yield keys, cache.values[:, row, :, context:end], sensitivity
 
 

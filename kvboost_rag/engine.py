@@ -155,7 +155,7 @@ class KVBoostEngine:
             self.fingerprint = fingerprint(self.model, self.tokenizer, namespace, self.kv_format.name)
         contexts = context_texts(context_documents)
         context = CanonicalContext.of(self.fingerprint, context_ids(self._renderer, self._tokens, contexts))
-        window = self._runner.architecture.max_positions
+        window = self._runner.architecture.longest
         if window is not None and len(context.token_ids) >= window:
             raise ContextWindowError(
                 f"head and context_documents have {len(context.token_ids)} tokens, but the model's context window is "
@@ -457,12 +457,19 @@ class KVBoostEngine:
                 self._keep(*self._abandoned.popleft())
             clock.lap("wait")
             request = self._compose(asked, clock)
-            path = self._reuse if self._reuse and asked.reuse else self._plain
-            session = path.open(request)
+            session = self._session(request)
             self._counts["requests"] += 1
             for span in session.spans:
                 self._counts[span.kind.value] += span.tokens
         return request, session
+
+    def _session(self, request: Request) -> Session:
+        if self._reuse is None or not request.asked.reuse:
+            return self._plain.open(request, "reuse is off")
+        limit = self._runner.architecture.rotation.limit
+        if limit is not None and len(request.token_ids) + request.asked.max_tokens > limit:
+            return self._plain.open(request, f"this model rotates prompts of more than {limit} tokens by other angles")
+        return self._reuse.open(request)
 
     def _step(self, session: Session, token_id: int) -> Tensor:
         with self._lock:

@@ -91,10 +91,14 @@ class PlainAnswer:
         The prompt.
     spans
         Of the prompt, all of them computed.
+    fallback
+        Why nothing is reused.
     """
 
-    def __init__(self, session: PlainSession, token_ids: Tensor, spans: tuple[Span, ...]) -> None:
-        self.fallback = "reuse is off"
+    def __init__(
+        self, session: PlainSession, token_ids: Tensor, spans: tuple[Span, ...], fallback: str
+    ) -> None:
+        self.fallback = fallback
         self._session = session
         self._prompt = token_ids
         self.spans = spans

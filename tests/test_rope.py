@@ -13,7 +13,6 @@ from kvboost_rag.rope import rotate, rotate_into, unrotate
 def tables(positions: torch.Tensor, width: int, scale: float = 1.0):
     frequencies = 1.0 / 10000 ** (torch.arange(0, width, 2) / width)
     angles = positions[:, None].double() * frequencies
-    angles = torch.cat([angles, angles], dim=-1)
     return (angles.cos() * scale).float(), (angles.sin() * scale).float()
 
 
@@ -40,6 +39,14 @@ def test_rotation_equals_complex_multiplication():
     )
     expected = torch.cat([turned.real, turned.imag], dim=-1).float()
     assert torch.allclose(rotate(keys, *tables(positions, 16)), expected, atol=1e-4)
+
+
+def test_interleaved_pairs_turn_as_the_halves_do_in_another_order():
+    keys, order = torch.randn(3, 4, 16), torch.arange(16).view(2, 8).T.flatten()
+    cos, sin = tables(torch.arange(5, 9), 16)
+    turned = rotate(keys[..., order], cos, sin, interleaved=True)
+    assert torch.allclose(turned, rotate(keys, cos, sin)[..., order])
+    assert torch.allclose(unrotate(turned, cos, sin, interleaved=True), keys[..., order], atol=1e-5)
 
 
 def test_dimensions_beyond_the_rotary_ones_pass_through():

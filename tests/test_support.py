@@ -9,7 +9,6 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     DeepseekV3Config,
-    Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     MambaConfig,
@@ -24,13 +23,11 @@ from kvboost_rag.model.steering import Steering
 SMALL = {"vocab_size": 264, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 257, "eos_token_id": 257}
 ROPE = {"rope_theta": 10000.0}
 REFUSED = {
-    "gpt2": (GPT2Config(vocab_size=264, n_embd=32, n_layer=2, n_head=4, eos_token_id=257), "layers"),
+    "gpt2": (GPT2Config(vocab_size=264, n_embd=32, n_layer=2, n_head=4, eos_token_id=257), "no rotary"),
     "opt": (OPTConfig(**SMALL, ffn_dim=64, num_attention_heads=4, word_embed_proj_dim=32), "no rotary"),
     "bloom": (BloomConfig(vocab_size=264, hidden_size=32, n_layer=2, n_head=4, eos_token_id=257), "position_ids"),
     "mamba": (MambaConfig(**SMALL, state_size=4), "position_ids"),
     "rwkv": (RwkvConfig(**SMALL, attention_hidden_size=32), "position_ids"),
-    "dynamic": (LlamaConfig(**SHAPE, rope_parameters={"rope_type": "dynamic", "factor": 2.0, **ROPE}), "length"),
-    "gemma3": (Gemma3TextConfig(**SHAPE), "different bases"),
     "mla": (
         DeepseekV3Config(
             **{**SHAPE, "head_dim": 8}, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8,

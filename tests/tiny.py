@@ -8,15 +8,32 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
+    CohereConfig,
     Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    Glm4Config,
+    GlmConfig,
+    GPTNeoXConfig,
+    GptOssConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
+    Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
+    PhiConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
+    StableLmConfig,
+    Starcoder2Config,
 )
 
 TEMPLATE = (
@@ -42,6 +59,17 @@ SHAPE = {
     "eos_token_id": 257,
 }
 
+# Where the head dimension is always the hidden size over the heads.
+PLAIN_HEADS = {name: value for name, value in SHAPE.items() if name != "head_dim"} | {"hidden_size": 64}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 512,
+}
+
 CONFIGS = {
     "llama": lambda: LlamaConfig(**SHAPE),
     "llama3-scaled": lambda: LlamaConfig(
@@ -55,15 +83,7 @@ CONFIGS = {
             "original_max_position_embeddings": 128,
         },
     ),
-    "yarn": lambda: LlamaConfig(
-        **SHAPE,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 10000.0,
-            "factor": 4.0,
-            "original_max_position_embeddings": 256,
-        },
-    ),
+    "yarn": lambda: LlamaConfig(**SHAPE, rope_parameters=YARN),
     "qwen2": lambda: Qwen2Config(**SHAPE),
     "qwen3": lambda: Qwen3Config(**SHAPE),
     "mistral": lambda: MistralConfig(**SHAPE, sliding_window=None),
@@ -71,6 +91,36 @@ CONFIGS = {
     "phi3": lambda: Phi3Config(**SHAPE, sliding_window=None),
     "gemma2": lambda: Gemma2Config(**SHAPE, sliding_window=WINDOW, query_pre_attn_scalar=16),
     "olmo2": lambda: Olmo2Config(**SHAPE),
+    "gemma": lambda: GemmaConfig(**SHAPE),
+    "gemma3": lambda: Gemma3TextConfig(
+        **{**SHAPE, "num_hidden_layers": 7}, sliding_window=WINDOW, query_pre_attn_scalar=16
+    ),
+    "olmo3": lambda: Olmo3Config(**SHAPE, sliding_window=WINDOW),
+    "linear": lambda: LlamaConfig(
+        **SHAPE, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    ),
+    "dynamic": lambda: LlamaConfig(
+        **SHAPE, rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    ),
+    "longrope": lambda: Phi3Config(
+        **PLAIN_HEADS, sliding_window=None, rope_parameters=LONGROPE, original_max_position_embeddings=512
+    ),
+    "mixtral": lambda: MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3-moe": lambda: Qwen3MoeConfig(**SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32),
+    "olmoe": lambda: OlmoeConfig(**PLAIN_HEADS, num_experts=4, num_experts_per_tok=2),
+    "granite": lambda: GraniteConfig(**SHAPE, attention_multiplier=0.2, residual_multiplier=0.5),
+    "starcoder2": lambda: Starcoder2Config(**SHAPE, sliding_window=None),
+    "stablelm": lambda: StableLmConfig(**PLAIN_HEADS, partial_rotary_factor=0.5),
+    "phi": lambda: PhiConfig(**PLAIN_HEADS, partial_rotary_factor=0.5),
+    "gpt-neox": lambda: GPTNeoXConfig(**SHAPE, rotary_pct=0.25),
+    "glm": lambda: GlmConfig(**SHAPE),
+    "glm4": lambda: Glm4Config(**SHAPE),
+    "cohere": lambda: CohereConfig(**SHAPE, logit_scale=1.0),
+    "cohere2": lambda: Cohere2Config(**SHAPE, logit_scale=1.0, sliding_window=WINDOW),
+    "smollm3": lambda: SmolLM3Config(**SHAPE, no_rope_layers=[1, 1, 1, 0]),
+    "gpt-oss": lambda: GptOssConfig(
+        **SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW, rope_parameters=YARN
+    ),
 }
 FAMILIES = tuple(CONFIGS)
 

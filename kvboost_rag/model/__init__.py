@@ -5,6 +5,7 @@ from kvboost_rag.model.cache import KVCache
 from kvboost_rag.model.fingerprint import fingerprint
 from kvboost_rag.model.locking import model_lock
 from kvboost_rag.model.plain import PlainSession
+from kvboost_rag.model.rotation import Rotation, Tables
 from kvboost_rag.model.runner import ModelRunner
 from kvboost_rag.model.steering import Chooser, Probe
 from kvboost_rag.model.support import check_support
@@ -16,6 +17,8 @@ __all__ = [
     "ModelRunner",
     "PlainSession",
     "Probe",
+    "Rotation",
+    "Tables",
     "check_support",
     "fingerprint",
     "model_lock",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from kvboost_rag.errors import UnsupportedModelError
+from kvboost_rag.model.locking import model_lock
+from kvboost_rag.model.rotation import Rotation
 
 __all__ = ["Architecture", "refuse"]
 
@@ -39,8 +40,8 @@ class Architecture:
         The stack without the output head.
     layer_modules
         The decoder layers.
-    rotary
-        The model's rotary embedding.
+    rotation
+        How its layers turn their keys.
     """
 
     layers: int
@@ -51,7 +52,7 @@ class Architecture:
     windows: tuple[int | None, ...]
     decoder: nn.Module
     layer_modules: nn.ModuleList
-    rotary: nn.Module
+    rotation: Rotation
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Architecture:
@@ -64,20 +65,19 @@ class Architecture:
         """
         config = model.config
         decoder = model.get_decoder()
-        layers = getattr(decoder, "layers", None)
-        if not isinstance(layers, nn.ModuleList):
-            raise refuse(model, "its decoder layers are not found under the name 'layers'")
-        heads = config.num_attention_heads
+        layers = _layers(model, decoder)
+        windows, rotary = _windows(model, len(layers)), _rotary(model, decoder)
+        kv_heads, head_dim = _kv_shape(model, len(layers))
         return cls(
             layers=len(layers),
-            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
             dtype=model.dtype,
             max_positions=getattr(config, "max_position_embeddings", None),
-            windows=_windows(model, len(layers)),
+            windows=windows,
             decoder=decoder,
             layer_modules=layers,
-            rotary=_rotary(model, decoder),
+            rotation=Rotation.declared(rotary, config, len(layers)),
         )
 
     @property
@@ -85,14 +85,34 @@ class Architecture:
         """Bytes of the keys and values of one token."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
-    @torch.inference_mode()
-    def rotary_tables(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of positions ``start .. end - 1``: ``[tokens, rotary_dim]`` each, float32."""
-        device = next(self.decoder.parameters()).device
-        positions = torch.arange(start, end, device=device)[None]
-        # The tensor only tells the module which dtype to return.
-        cos, sin = self.rotary(torch.empty(1, device=device, dtype=torch.float32), positions)
-        return cos[0], sin[0]
+    @property
+    def longest(self) -> int | None:
+        """Tokens of the longest sequence over which KV can be reused; None if the configuration states none."""
+        return min((n for n in (self.max_positions, self.rotation.limit) if n is not None), default=None)
+
+
+@torch.inference_mode()
+def _kv_shape(model: PreTrainedModel, layers: int) -> tuple[int, int]:
+    """Key-value heads and head dimension, from one token: configurations name them in too many ways."""
+    with model_lock(model):
+        out = model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=model.device), use_cache=True)
+    # Looked up among the keys, because asking a recent transformers for an old name warns.
+    cache = next((out[name] for name in list(out.keys()) if name in ("cache", "past_key_values")), None)
+    own = getattr(cache, "layers", [])
+    shapes = {tuple(t.shape[1::2]) for layer in own for t in (layer.keys, layer.values)}
+    if len(own) != layers or len(shapes) != 1:
+        raise refuse(model, "its layers keep keys and values of different shapes")
+    heads, width = shapes.pop()
+    return int(heads), int(width)
+
+
+def _layers(model: PreTrainedModel, decoder: nn.Module) -> nn.ModuleList:
+    """Find the stack of decoder layers by its length, for it has more than one name."""
+    count = model.config.num_hidden_layers
+    found = [m for m in decoder.children() if isinstance(m, nn.ModuleList) and len(m) == count]
+    if len(found) != 1:
+        raise refuse(model, f"its {count} decoder layers are not found")
+    return found[0]
 
 
 def _windows(model: PreTrainedModel, layers: int) -> tuple[int | None, ...]:
@@ -104,7 +124,7 @@ def _windows(model: PreTrainedModel, layers: int) -> tuple[int | None, ...]:
     known = {"full_attention": None, "sliding_attention": window}
     unknown = sorted(set(types) - set(known))
     if unknown:
-        raise refuse(model, f"layers of type {', '.join(unknown)} keep more than keys and values per token")
+        raise refuse(model, f"layers of type {', '.join(unknown)} attend or remember in a way that it does not know")
     return tuple(known[t] for t in types[:layers])
 
 
@@ -114,10 +134,4 @@ def _rotary(model: PreTrainedModel, decoder: nn.Module) -> nn.Module:
         raise refuse(model, "it has no rotary position embedding (ALiBi and learned positions can not be moved)")
     if len(found) > 1:
         raise refuse(model, "it has a rotary embedding per layer")
-    kinds: Any = getattr(model.config, "rope_parameters", None) or {}
-    if any(isinstance(value, dict) for value in kinds.values()):
-        raise refuse(model, "its layers rotate by different bases")
-    kind = kinds.get("rope_type", "default")
-    if kind in ("dynamic", "longrope"):
-        raise refuse(model, f"its rotation ('{kind}') changes with the length of the prompt")
     return found[0]

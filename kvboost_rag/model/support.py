@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,8 +11,8 @@ from transformers import PreTrainedModel
 
 from kvboost_rag.model.architecture import refuse
 from kvboost_rag.model.cache import KVCache
+from kvboost_rag.model.rotation import Rotation
 from kvboost_rag.model.runner import ModelRunner
-from kvboost_rag.rope import rotate, unrotate
 
 __all__ = ["check_support"]
 
@@ -44,7 +45,8 @@ def check_support(model: PreTrainedModel) -> ModelRunner:
     runner = ModelRunner(model)
     ids = _sample_ids(model)
     near, far = _encode_at(runner, ids, 0), _encode_at(runner, ids, _OFFSET)
-    _compare_positions(runner, near, far)
+    runner.architecture = replace(runner.architecture, rotation=_fitting_rotation(runner, near, far))
+    _compare_values(runner, near, far)
     _compare_logits(runner, ids, far)
     return runner
 
@@ -76,14 +78,38 @@ def _encode_at(runner: ModelRunner, ids: Tensor, offset: int) -> KVCache:
     return cache
 
 
-def _compare_positions(runner: ModelRunner, near: KVCache, far: KVCache) -> None:
-    a = runner.architecture
-    free_near = unrotate(near.keys, *a.rotary_tables(0, _TOKENS))
-    free_far = unrotate(far.keys, *a.rotary_tables(_OFFSET, _OFFSET + _TOKENS))
-    for layer in range(a.layers):
-        for name, one, other in (("keys", free_near, free_far), ("values", near.values, far.values)):
-            if not _close(one[layer], other[layer], a.dtype):
-                raise refuse(runner.model, f"the {name} of layer {layer} depend on the position beyond a rotation")
+def _compare_values(runner: ModelRunner, near: KVCache, far: KVCache) -> None:
+    for layer in range(runner.architecture.layers):
+        if not _close(near.values[layer], far.values[layer], runner.architecture.dtype):
+            raise refuse(runner.model, f"the values of layer {layer} depend on the position")
+
+
+def _fitting_rotation(runner: ModelRunner, near: KVCache, far: KVCache) -> Rotation:
+    """Find out how dimensions are paired and which layers do not rotate: no configuration says it reliably."""
+    declared = runner.architecture.rotation
+    tries = [replace(declared, interleaved=interleaved) for interleaved in (False, True)]
+    best = 0
+    for rotation in tries:
+        kind_of = _fitting_kinds(rotation, near, far, runner.architecture.dtype)
+        if len(kind_of) == runner.architecture.layers:
+            return replace(rotation, kind_of=tuple(kind_of))
+        best = max(best, len(kind_of))
+    raise refuse(runner.model, f"the keys of layer {best} depend on the position beyond a rotation")
+
+
+def _fitting_kinds(rotation: Rotation, near: KVCache, far: KVCache, dtype: torch.dtype) -> list[int | None]:
+    """Kinds of the layers, from the first one on, as far as they can be told."""
+    free_near = rotation.unrotate(near.keys[:, 0], rotation.tables(0, _TOKENS))
+    free_far = rotation.unrotate(far.keys[:, 0], rotation.tables(_OFFSET, _OFFSET + _TOKENS))
+    kinds: list[int | None] = []
+    for layer, kind in enumerate(rotation.kind_of):
+        if _close(free_near[layer], free_far[layer], dtype):
+            kinds.append(kind)
+        elif _close(near.keys[layer], far.keys[layer], dtype):
+            kinds.append(None)
+        else:
+            break
+    return kinds
 
 
 def _compare_logits(runner: ModelRunner, ids: Tensor, far: KVCache) -> None:
@@ -91,10 +117,10 @@ def _compare_logits(runner: ModelRunner, ids: Tensor, far: KVCache) -> None:
     a, half = runner.architecture, _TOKENS // 2
     expected = runner.plain_logits(ids)
     cache = runner.new_cache(_TOKENS)
-    free = unrotate(far.keys[:, :, :, :half], *a.rotary_tables(_OFFSET, _OFFSET + half))
+    free = a.rotation.unrotate(far.keys[:, 0, :, :half], a.rotation.tables(_OFFSET, _OFFSET + half))
     cache.keys.fill_(1.0)
     cache.values.fill_(1.0)
-    cache.keys[:, :, :, :half] = rotate(free, *a.rotary_tables(0, half))
+    a.rotation.rotate_into(cache.keys[:, 0, :, :half], free, a.rotation.tables(0, half))
     cache.values[:, :, :, :half] = far.values[:, :, :, :half]
     positions = torch.arange(half, _TOKENS, device=runner.device)
     got = runner.forward(ids[half:], positions, cache, _TOKENS)
