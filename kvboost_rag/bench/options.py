@@ -15,6 +15,7 @@ from kvboost_rag.generic_texts import CONTEXT_TEXT
 from kvboost_rag.layouts import LAYOUTS
 from kvboost_rag.policy import Policy
 from kvboost_rag.prompt import Layout
+from kvboost_rag.quantize import KV_DTYPES, SINK_TOKENS, KVFormat
 from kvboost_rag.repair import parse_repair
 
 __all__ = ["BASELINES", "METHODS", "BenchOptions", "add_arguments", "options_from"]
@@ -68,6 +69,10 @@ class BenchOptions:
         Of the weights; None leaves them to the loader.
     policy
         What ``auto`` chooses from, as ``kvboost-rag calibrate`` writes it; None takes the one that comes along.
+    kv_dtype
+        What documents' KV is stored as, see :data:`kvboost_rag.quantize.KV_DTYPES`.
+    sink_tokens
+        First tokens of each document that stay native then; None takes the default.
     ingest_rates
         Whether to compare ingest with plain prefill beforehand, which takes a few minutes with a larger model.
 
@@ -93,6 +98,8 @@ class BenchOptions:
     dtype: str | None = None
     device: str | None = None
     policy: Path | None = None
+    kv_dtype: str = "native"
+    sink_tokens: int | None = None
     ingest_rates: bool = True
 
     def __post_init__(self) -> None:
@@ -108,6 +115,7 @@ class BenchOptions:
             raise ValueError("instruction must hold {question}, the place of the question")
         if self.dtype not in (None, *_DTYPES):
             raise ValueError(f"dtype is {self.dtype!r}; pass one of {', '.join(_DTYPES)}")
+        KVFormat(self.kv_dtype, self.sink_tokens)
         _check_file("data", self.data)
         if self.context_documents not in (None, _GENERIC):
             _check_file("context_documents", self.context_documents)
@@ -199,6 +207,8 @@ def _arguments() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "--repeats", {"type": int, "default": 1, "help": "TTFT measurements; the median counts (default 1)"}
     yield "--context-documents", {"type": Path, "help": "text file to encode documents after, or generic"}
     yield "--policy", {"type": Path, "help": "what auto chooses from (default: what comes along)"}
+    yield "--kv-dtype", {"choices": KV_DTYPES, "default": "native", "help": "of the stored KV (default native)"}
+    yield "--sink-tokens", {"type": int, "help": f"first tokens of a document that stay native (default {SINK_TOKENS})"}
     yield "--threads", {"type": int, "help": "threads of torch"}
     yield "--seed", {"type": int, "default": 0, "help": "of random repairs (default 0)"}
     yield "--dtype", {"choices": _DTYPES, "help": "of the weights"}

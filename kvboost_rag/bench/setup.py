@@ -43,6 +43,8 @@ def build_engine(options: BenchOptions) -> KVBoostEngine:
         layout=options.prompt_layout,
         context_documents=options.context_texts,
         policy=options.loaded_policy,
+        kv_dtype=options.kv_dtype,
+        sink_tokens=options.sink_tokens,
         max_prefix_bytes=0,
     )
     own = engine.model.generation_config
@@ -61,6 +63,8 @@ def describe(options: BenchOptions, engine: KVBoostEngine) -> dict[str, Any]:
         "fingerprint": engine.fingerprint,
         "context_key": engine.context_key,
         "dtype": str(engine.model.dtype).removeprefix("torch."),
+        "kv_dtype": engine.kv_format.kv_dtype,
+        "sink_tokens": engine.kv_format.sinks,
         "parameters": engine.model.num_parameters(),
         "attention": str(engine.model.config._attn_implementation),
         "engine": {
