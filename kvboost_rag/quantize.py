@@ -61,7 +61,9 @@ class KVFormat:
 
     @property
     def sinks(self) -> int:
-        """How many first tokens of each document stay native."""
+        """How many first tokens of each document stay native among others that do not."""
+        if self.kv_dtype == "native":
+            return 0
         return SINK_TOKENS if self.sink_tokens is None else self.sink_tokens
 
     @property

@@ -296,6 +296,17 @@ def test_what_auto_stood_for_is_in_the_setup(options, tmp_path):
     assert setup["options"]["policy"] == "policy.json"
 
 
+def test_quantised_kv_is_measured_and_named(options):
+    kl = []
+    for kv_dtype, sinks in (("native", None), ("int8", 2), ("int4", 0)):
+        result = run_bench(options(row(), methods=("full", "none"), kv_dtype=kv_dtype, sink_tokens=sinks))
+        assert (result["setup"]["kv_dtype"], result["setup"]["sink_tokens"]) == (kv_dtype, sinks or 0)
+        assert (result["setup"]["options"]["kv_dtype"], result["setup"]["options"]["sink_tokens"]) == (kv_dtype, sinks)
+        kl.append(result["summary"]["none"]["kl"])
+    assert len(set(kl)) == 3
+    assert abs(kl[1] - kl[0]) < abs(kl[2] - kl[0])
+
+
 def test_documents_are_ingested_alone_and_go_when_no_longer_needed(engine, tmp_path, monkeypatch):
     rows = [row(0, ("zebra", "lion")), row(1, ("lion", "bear", "lion")), row(2, ("bear",))]
     samples = read_samples(write(tmp_path / "d.jsonl", *rows))
@@ -637,6 +648,9 @@ def test_summary():
         ({"instruction": "Answer!"}, "instruction must hold {question}"),
         ({"layout": "poem"}, "pass one of completion, chat"),
         ({"dtype": "int8"}, "dtype is 'int8'; pass one of float32"),
+        ({"kv_dtype": "int2"}, "kv_dtype is 'int2'; pass one of native, int8"),
+        ({"sink_tokens": 4}, "sink_tokens has no use with kv_dtype='native'"),
+        ({"kv_dtype": "int8", "sink_tokens": -4}, "sink_tokens is -4"),
     ],
 )
 def test_bad_options(options, changes, message):
@@ -673,9 +687,11 @@ def test_arguments(tmp_path):
     assert parsed(*needed) == BenchOptions(**paths)
     extra = "--methods|full, selective:8+cacheblend:0.15:deviation=keys|--limit|3|--max-documents|2|--repeats|4"
     extra += "|--max-document-tokens|9|--seed|5|--threads|1|--dtype|bfloat16|--model|m|--device|cpu"
+    extra += "|--kv-dtype|int8/int4|--sink-tokens|3"
     assert parsed(*needed, *extra.split("|")) == BenchOptions(
         **paths, methods=("full", "selective:8+cacheblend:0.15:deviation=keys"), limit=3, max_documents=2, repeats=4,
         max_document_tokens=9, seed=5, threads=1, dtype="bfloat16", model="m", device="cpu",
+        kv_dtype="int8/int4", sink_tokens=3,
     )  # fmt: skip
     assert BenchOptions(**paths, dtype="bfloat16").torch_dtype is torch.bfloat16
     assert parsed(*needed, "--layout", "chat").prompt_layout == CHAT

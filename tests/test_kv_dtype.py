@@ -153,7 +153,7 @@ def test_no_form_is_served_as_another(tmp_path):
             assert len(engine._store) == 0
             engine.add_documents(DOCUMENTS)
             assert len(engine._store) == 2
-        assert len(list(tmp_path.glob("*.safetensors"))) == 2 * (number + 1)
+        assert len(list(tmp_path.rglob("*.safetensors"))) == 2 * (number + 1)
     for form in forms:
         with KVBoostEngine(tiny_model("llama"), tiny_tokenizer(), cache_dir=tmp_path, **form) as engine:
             assert len(engine._store) == 2
