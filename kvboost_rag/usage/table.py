@@ -12,8 +12,9 @@ from kvboost_rag.usage.events import FORMAT, Event, Row, Usage
 __all__ = ["Table"]
 
 _PLACES = {event: place for place, event in enumerate(Event)}
-# What is served is used as well; counting it again would favour what is stored already.
-_WEIGHTS = {Event.RETRIEVED: 1.0, Event.USED: 1.0, Event.SERVED: 0.0}
+# A use adds less than the retrieval it mostly comes with: the same popularity, seen in fewer documents. What is served
+# is used as well; counting it again would favour what is stored already.
+_WEIGHTS = {Event.RETRIEVED: 1.0, Event.USED: 0.5, Event.SERVED: 0.0}
 # Looking for the coldest at every new key would cost more than the keys are worth.
 _DROPPED_AT_ONCE = 0.1
 
