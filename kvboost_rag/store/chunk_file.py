@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +20,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from kvboost_rag.store.base import logger
 from kvboost_rag.store.codec import entry_of, tensors_of
 from kvboost_rag.store.layout import WRITING, prefix_of
 from kvboost_rag.types import ChunkKey, ChunkKV
 
-__all__ = ["DAMAGE", "FORMAT", "ChunkFile", "checksum", "read_chunk", "read_header", "serialise", "write_atomically"]
+__all__ = [
+    "DAMAGE", "FORMAT", "ChunkFile", "checksum", "read_chunk", "read_header", "serialise", "touch", "write_atomically",
+]  # fmt: skip
 
 FORMAT = "kvboost_rag chunk 3"
 """Raised whenever files would be read differently."""
@@ -100,15 +103,16 @@ def write_atomically(path: Path, payload: bytes) -> None:
     OSError
         If the disk refuses; nothing is left then.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=WRITING)
+    # Not made by tempfile, whose files only their owner may read.
+    temporary = path.with_name(f"{WRITING}{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(payload)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        temporary.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
@@ -122,6 +126,14 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def touch(path: Path) -> None:
+    """Take down that a file is used now, which eviction goes by."""
+    try:
+        os.utime(path)
+    except OSError as error:
+        logger.info("%s: its use could not be taken down: %s", path.name, error)
 
 
 def read_header(path: Path) -> ChunkFile:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from kvboost_rag.store.base import ChunkStore, logger, same_tokens
-from kvboost_rag.store.chunk_file import ChunkFile, read_chunk, serialise
+from kvboost_rag.store.chunk_file import ChunkFile, read_chunk, serialise, touch
 from kvboost_rag.store.codec import check_entry
 from kvboost_rag.store.file_index import FileIndex
 from kvboost_rag.store.folder_writer import FolderWriter
@@ -128,7 +128,7 @@ class DiskStore(ChunkStore):
         check_entry(entry, self._shape, self._dtype)
         self._index.add(file)
         if self._writer is not None and abs(time.time() - file.used) > _TOUCH_SECONDS:
-            _touch(path)
+            touch(path)
         return entry
 
     def find(self, content: str, token_ids: TokenIds) -> ChunkKV | None:
@@ -213,10 +213,3 @@ class DiskStore(ChunkStore):
     def close(self) -> None:
         """Keep what was counted."""
         self.flush()
-
-
-def _touch(path: Path) -> None:
-    try:
-        os.utime(path)
-    except OSError as error:
-        logger.info("%s: its use could not be taken down: %s", path.name, error)

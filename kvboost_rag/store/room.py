@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import heapq
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from kvboost_rag.store.base import logger
-from kvboost_rag.store.chunk_file import ChunkFile
+from kvboost_rag.store.chunk_file import ChunkFile, touch
 from kvboost_rag.store.file_index import FileIndex
 from kvboost_rag.store.layout import folder_bytes, identity_folders
 
@@ -94,8 +96,17 @@ class Room:
         for index in self._indexes.values():
             index.refresh()
         damaged = [found for index in self._indexes.values() for found in index.damaged()]
-        files = [file for index in self._indexes.values() for file in index.current()]
+        files = [_of_the_past(file) for index in self._indexes.values() for file in index.current()]
         return damaged + [(file.path, file.nbytes) for file in order(files)]
+
+
+def _of_the_past(file: ChunkFile) -> ChunkFile:
+    """Take a file from the future, which a clock that was set back leaves, as one that was used just now."""
+    now = time.time()
+    if file.used <= now:
+        return file
+    touch(file.path)
+    return replace(file, used=now)
 
 
 def _removed(path: Path) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +54,4 @@ class Worth:
         if file.identity not in self._ledgers:
             self._ledgers[file.identity] = usage = UsageLedger()
             merge_usage(usage_path(self._folder, file.identity), usage)
-        # A clock that was set back leaves files from the future, which must not stay forever.
-        used = min(file.used, time.time())
-        return self._ledgers[file.identity].frequency(file.key.prefix), used
+        return self._ledgers[file.identity].frequency(file.key.prefix), file.used
