@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from kvboost_rag.keys import chain, content_key, prefix_seed
+from kvboost_rag.store.codec import tensors_of
 from kvboost_rag.types import Chunk, ChunkKey, ChunkKV
 
 IDENTITY = "0" * 32
@@ -31,9 +32,8 @@ def same(entry: ChunkKV | None, expected: ChunkKV) -> bool:
         return False
     a, b = entry.chunk, expected.chunk
     alike = (a.key, a.document_id, a.index) == (b.key, b.document_id, b.index)
-    return alike and np.array_equal(a.token_ids, b.token_ids) and all(
-        torch.equal(getattr(entry, name), getattr(expected, name)) for name in ("keys", "values", "sensitivity")
-    )  # fmt: skip
+    found, wanted = tensors_of(entry), tensors_of(expected)
+    return alike and found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 
 def get(store, entry: ChunkKV) -> ChunkKV | None:

@@ -7,11 +7,14 @@ import os
 import shutil
 import time
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 from disk_chunks import DTYPE, IDENTITY, SHAPE, get, make_chunk, same
 
+from kvboost_rag.quantize import KV_DTYPES, KVFormat
 from kvboost_rag.store import DiskStore, folder_writer, read_headers, stale_files, verify_files
 from kvboost_rag.store.folder_lock import FolderLock
 from kvboost_rag.store.layout import folder_bytes
@@ -64,6 +67,18 @@ def test_a_restart_finds_everything_as_it_was(tmp_path):
     for entry in entries:
         assert same(get(store, entry), entry)
         assert same(store.find(entry.chunk.key.content, entry.chunk.token_ids), entry)
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_kind_of_kv_comes_back_bit_for_bit(tmp_path, kv_dtype, dtype):
+    native = make_chunk(1, tokens=40)
+    entry = replace(native, keys=native.keys.to(dtype), values=native.values.to(dtype))
+    entry = KVFormat(kv_dtype, None if kv_dtype == "native" else 4).stored(entry)
+    assert DiskStore(tmp_path, IDENTITY, SHAPE, dtype).put(entry)
+    found = get(DiskStore(tmp_path, IDENTITY, SHAPE, dtype), entry)
+    assert same(found, entry)
+    assert found.kv_dtype == kv_dtype
 
 
 def test_what_is_not_there_or_holds_other_tokens_is_a_miss(tmp_path, caplog):

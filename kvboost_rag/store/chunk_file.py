@@ -32,7 +32,9 @@ __all__ = [
 FORMAT = "kvboost_rag chunk 3"
 """Raised whenever files would be read differently."""
 
-DAMAGE = (OSError, SafetensorError, LookupError, ValueError, TypeError, RuntimeError, AssertionError)
+DAMAGE = (
+    OSError, SafetensorError, ArithmeticError, LookupError, ValueError, TypeError, RuntimeError, AssertionError,
+)  # fmt: skip
 """What reading a file raises that is not what it should be."""
 
 _LONGEST_HEADER = 1 << 20
