@@ -31,10 +31,17 @@ Session = PlainAnswer | ReusingAnswer
 
 
 class Clock:
-    """Seconds of each stage since the call."""
+    """Seconds of each stage since the call.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    timeout
+        Seconds that the call may take; None for no limit.
+    """
+
+    def __init__(self, timeout: float | None = None) -> None:
         self._start = self._last = time.perf_counter()
+        self._timeout = timeout
         self.stages: dict[str, float] = {}
 
     def lap(self, stage: str) -> None:
@@ -46,6 +53,14 @@ class Clock:
     def elapsed(self) -> float:
         """Seconds since the call."""
         return time.perf_counter() - self._start
+
+    def check(self) -> None:
+        """Raise TimeoutError if the call takes too long."""
+        if self._timeout is not None and self.elapsed() > self._timeout:
+            raise TimeoutError(
+                f"the answer took more than timeout={self._timeout} seconds; pass a larger timeout, a smaller "
+                "max_tokens or fewer documents"
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvboost_rag.answering import Asked, Clock, PlainPath, Request, ReusePath, Session, compose_request
 from kvboost_rag.chunking import AdaptiveChunker, Chunker
@@ -265,6 +265,12 @@ class KVBoostEngine:
         with self._lock:
             return [registered.document for registered in self._registry]
 
+    def get_document(self, document_id: str) -> Document | None:
+        """Return a known document, or None."""
+        with self._lock:
+            registered = self._registry.get(document_id)
+        return registered.document if registered else None
+
     def locate(self, text: str) -> list[Located]:
         """Find known documents inside a text, whole or cut at their end."""
         self._check_open()
@@ -322,6 +328,8 @@ class KVBoostEngine:
         quality: str | float | None = None,
         reuse: bool = True,
         template_options: Mapping[str, Any] | None = None,
+        logits_processor: Sequence[LogitsProcessor] = (),
+        timeout: float | None = None,
     ) -> Generator[Delta, None, Result]:
         """Answer a prompt piece by piece. Closing the generator stops the compute.
 
@@ -329,7 +337,8 @@ class KVBoostEngine:
         ----------
         prompt
             Messages (mappings with ``role`` and ``content``) or text. Text with ``documents`` is a question, laid out
-            as a user's message; text without is continued as it stands. Known documents are found in either.
+            as a user's message; text without is continued as it stands. Known documents are found in either; a
+            message's content may also be a list of texts and documents, which puts these exactly there.
         documents
             Documents, or ids of known ones, to put before the question in this order.
         max_tokens, temperature, top_p, top_k, min_p, repetition_penalty, seed, stop, ignore_eos
@@ -339,7 +348,13 @@ class KVBoostEngine:
         reuse
             False computes the whole prompt, as a reference.
         template_options
-            Further arguments of the chat template.
+            Further arguments of the chat template. With ``continue_final_message`` the answer goes on where the last
+            message, the assistant's, ends.
+        logits_processor
+            Processors of transformers that change the scores of this answer, for example to keep it to a grammar.
+            They may hold state, so pass new ones for every answer.
+        timeout
+            Seconds that the call may take. Looked at between two forwards, none of which is interrupted.
 
         Yields
         ------
@@ -355,8 +370,12 @@ class KVBoostEngine:
         ------
         ContextWindowError
             If prompt and ``max_tokens`` exceed the context window.
+        TimeoutError
+            If the call takes longer than ``timeout``.
         """
         self._check_open()
+        if timeout is not None and timeout <= 0:
+            raise ValueError(f"timeout={timeout} leaves no time; pass seconds above 0, or None for no limit")
         sampling = Sampling(
             max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
             repetition_penalty=repetition_penalty, seed=seed, stop=as_stops(stop), ignore_eos=ignore_eos,
@@ -368,17 +387,24 @@ class KVBoostEngine:
             vocab_size=self.model.config.vocab_size,
         )  # fmt: skip
         asked = Asked(prompt, _listed(documents), template_options or {}, method, reuse, max_tokens)
-        return self._stream(asked, sampling)
+        return self._stream(asked, sampling, logits_processor, timeout)
 
-    def _stream(self, asked: Asked, sampling: Sampling) -> Generator[Delta, None, Result]:
-        request, session = self._open(asked)
+    def _stream(
+        self,
+        asked: Asked,
+        sampling: Sampling,
+        logits_processor: Sequence[LogitsProcessor],
+        timeout: float | None,
+    ) -> Generator[Delta, None, Result]:
+        request, session = self._open(asked, timeout)
         answer = decode(
             session.logits,
-            lambda token: self._step(session, token),
+            lambda token: self._step(session, token, request.clock),
             prompt_ids=request.token_ids,
             tokenizer=self.tokenizer,
             sampling=sampling,
             generation_config=self.model.generation_config,
+            logits_processor=logits_processor,
         )
         finish = yield from self._forwarded(answer, session, request)
         ttft = sum(request.clock.stages.values())
@@ -448,14 +474,15 @@ class KVBoostEngine:
         window = getattr(self.model.config, "max_position_embeddings", None)
         return compose_request(asked, clock, self._registry, self._renderer, self._composer, window)
 
-    def _open(self, asked: Asked) -> tuple[Request, Session]:
+    def _open(self, asked: Asked, timeout: float | None = None) -> tuple[Request, Session]:
         """Compose and prefill under one lock, so that no document changes in between."""
-        clock = Clock()
+        clock = Clock(timeout)
         with self._lock:
             self._check_open()
             while self._abandoned:
                 self._keep(*self._abandoned.popleft())
             clock.lap("wait")
+            clock.check()
             request = self._compose(asked, clock)
             session = self._session(request)
             self._counts["requests"] += 1
@@ -471,9 +498,10 @@ class KVBoostEngine:
             return self._plain.open(request, f"this model rotates prompts of more than {limit} tokens by other angles")
         return self._reuse.open(request)
 
-    def _step(self, session: Session, token_id: int) -> Tensor:
+    def _step(self, session: Session, token_id: int, clock: Clock) -> Tensor:
         with self._lock:
             self._check_open()
+            clock.check()
             return session.step(token_id)
 
     def _keep(self, session: Session, request: Request) -> None:
@@ -483,6 +511,11 @@ class KVBoostEngine:
                 self._reuse.keep(session, request)
 
     # Life --------------------------------------------------------------------------------------------------------
+
+    @property
+    def repair(self) -> str:
+        """The method that calls take which name none, as reports show it."""
+        return self._repair.description
 
     @property
     def stats(self) -> Stats:

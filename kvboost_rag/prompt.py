@@ -126,45 +126,48 @@ class Renderer:
         ----------
         prompt
             Messages (``role`` and ``content``), or text. Text with documents is a question and is laid out as a user's
-            message; text without documents is taken as it stands.
+            message; text without documents is taken as it stands. A message's content is text, or a list of texts and
+            :class:`Document` objects, which stand in the prompt one behind the other.
         documents
             Put, in this order, before the last user message's text.
         options
-            Further arguments of the chat template, such as ``enable_thinking``.
+            Further arguments of the chat template, such as ``enable_thinking``; with ``continue_final_message`` the
+            answer goes on where the last message ends.
 
         Raises
         ------
         ValueError
             If there is nothing to answer, a message is malformed, or the tokenizer has no template for messages.
         """
-        messages = _checked([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+        messages, inside = _checked([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
         if self.is_raw(prompt, documents):
             if options:
                 raise ValueError("template_options have no use for a prompt without chat template; pass messages")
             question = _OPEN + messages[0]["content"] + _CLOSE
-            return _segments(self._laid_out(question, documents) if documents else question, documents)
-        marked = self._template(self._placed(_marked(messages), documents), options)
-        plain = self._template(self._placed(messages, documents), options)
+            return _segments(self._laid_out(question, range(len(documents))) if documents else question, documents)
+        numbers = range(len(inside), len(inside) + len(documents))
+        marked = self._template(self._placed(_marked(messages), numbers), options)
+        plain = self._template(self._placed(messages, numbers), options)
         written = sum(bool(message["content"].strip()) for message in messages)
         whole = marked.count(_OPEN) == marked.count(_CLOSE) == written
         if not whole or marked.replace(_OPEN, "").replace(_CLOSE, "") != plain:
             # The template looks into what callers wrote; without marks, all of the text has to be searched.
             marked = _OPEN + plain + _CLOSE
-        return _segments(marked, documents)
+        return _segments(marked, [*inside, *documents])
 
-    def _laid_out(self, question: str, documents: Sequence[Document]) -> str:
-        marks = self._layout.separator.join(_DOCUMENT.format(i) for i in range(len(documents)))
+    def _laid_out(self, question: str, numbers: Sequence[int]) -> str:
+        marks = self._layout.separator.join(map(_DOCUMENT.format, numbers))
         return self._layout.lead_in + marks + self._layout.question.replace("{question}", question)
 
-    def _placed(self, messages: Sequence[Message], documents: Sequence[Document]) -> list[dict[str, Any]]:
+    def _placed(self, messages: Sequence[Message], numbers: Sequence[int]) -> list[dict[str, Any]]:
         placed = [dict(message) for message in messages]
         if self._layout.system is not None and placed[0]["role"] != "system":
             placed.insert(0, {"role": "system", "content": self._layout.system})
-        if documents:
+        if numbers:
             last = max((i for i, m in enumerate(placed) if m["role"] == "user"), default=None)
             if last is None:
                 raise ValueError("documents go into the last user message, and there is none; add one")
-            placed[last]["content"] = self._laid_out(placed[last]["content"], documents)
+            placed[last]["content"] = self._laid_out(placed[last]["content"], numbers)
         return placed
 
     def _template(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
@@ -178,29 +181,46 @@ class Renderer:
             raise ValueError(f"template_options can not set {', '.join(sorted(ours))}: the engine does")
         try:
             rendered = self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **options
+                messages, tokenize=False, add_generation_prompt=not options.get("continue_final_message"), **options
             )
         except TemplateError as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
         return str(rendered)
 
 
-def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def _checked(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], list[Document]]:
+    """Check messages; return them with marks in the place of their documents, and those documents."""
     if not messages:
         raise ValueError("there are no messages; give at least one with role and content")
+    checked: list[dict[str, Any]] = []
+    documents: list[Document] = []
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ValueError(f"message {i} is not a mapping with a role and a content; give it both")
-        content = message.get("content")
-        if not isinstance(content, str):
-            raise ValueError(f"message {i} ({message['role']}) has no text as its content; give it a str")
-        if _RESERVED.search(content) or not is_unicode(content):
-            raise ValueError(
-                f"message {i} holds lone surrogates or private-use characters from U+E0B0 to U+E0B3; remove them"
-            )
-    if not any(message["content"].strip() for message in messages):
+        content = "".join(_part(part, f"message {i} ({message['role']})", documents) for part in _parts(message))
+        checked.append({**message, "content": content})
+    if not any(message["content"].strip() for message in checked):
         raise ValueError("the prompt is empty; give a question or text to continue")
-    return [dict(message) for message in messages]
+    return checked, documents
+
+
+def _parts(message: Message) -> Sequence[Any]:
+    content = message.get("content")
+    return content if isinstance(content, (list, tuple)) else [content]
+
+
+def _part(part: Any, where: str, documents: list[Document]) -> str:
+    """Return a part of a message as text; a document is noted, and a mark stands for it."""
+    if isinstance(part, Document):
+        documents.append(part)
+        return _DOCUMENT.format(len(documents) - 1)
+    if not isinstance(part, str):
+        raise ValueError(f"{where} has no text as its content; give it a str, or a list of str and Document")
+    if _RESERVED.search(part) or not is_unicode(part):
+        raise ValueError(
+            f"{where} holds lone surrogates or private-use characters from U+E0B0 to U+E0B3; remove them"
+        )
+    return part
 
 
 def _marked(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -217,7 +237,7 @@ def _marked(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def _segments(text: str, documents: Sequence[Document]) -> list[Segment]:
     """Cut a rendered text at its marks."""
     parts = _MARKS.split(text)
-    if [int(i) for i in parts[1::2]] != list(range(len(documents))):
+    if sorted(map(int, parts[1::2])) != list(range(len(documents))):
         raise ValueError("the chat template does not keep the user's text whole, so documents can not be placed")
     segments: list[Segment] = []
     inside = False

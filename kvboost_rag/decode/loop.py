@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedTokenizerBase
 
 from kvboost_rag.decode.answer import Answer, Delta, Finish
 from kvboost_rag.decode.choose import TokenChooser, check_shape, make_generator
@@ -26,6 +26,7 @@ def decode(
     tokenizer: PreTrainedTokenizerBase,
     sampling: Sampling,
     generation_config: GenerationConfig,
+    logits_processor: Sequence[LogitsProcessor] = (),
 ) -> Generator[Delta, None, Finish]:
     """Generate an answer, yielding each token as soon as it is chosen.
 
@@ -48,6 +49,8 @@ def decode(
         What the caller asks; its stop strings count together with the generation config's ``stop_strings``.
     generation_config
         The model's; never changed.
+    logits_processor
+        The caller's own, see `build_processors`.
 
     Yields
     ------
@@ -78,6 +81,7 @@ def decode(
         eos=eos,
         vocab_size=first_logits.shape[0],
         device=first_logits.device,
+        logits_processor=logits_processor,
     )
     generator = make_generator(sampling.seed, first_logits.device) if do_sample else None
     chooser = TokenChooser(processors, generator, torch.tensor(prompt_ids, device=first_logits.device))

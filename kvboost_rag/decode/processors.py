@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -45,6 +46,7 @@ def build_processors(
     eos: tuple[int, ...],
     vocab_size: int,
     device: torch.device | str = "cpu",
+    logits_processor: Sequence[LogitsProcessor] = (),
 ) -> tuple[LogitsProcessorList, bool]:
     """Build what turns the model's logits into the scores that a token is chosen from.
 
@@ -67,6 +69,8 @@ def build_processors(
         Length of the logits.
     device
         Where the logits are.
+    logits_processor
+        The caller's own; they stand, as in ``generate``, behind the penalties and before temperature and top-p.
 
     Returns
     -------
@@ -91,8 +95,9 @@ def build_processors(
         max_tokens=sampling.max_tokens,
         vocab_size=vocab_size,
     )
-    rules = (*PENALTIES, *(WARPERS if do_sample else ()), *LAST)
-    return LogitsProcessorList(_make(rules, values, request)), do_sample
+    rest = (*(WARPERS if do_sample else ()), *LAST)
+    made = [*_make(PENALTIES, values, request), *logits_processor, *_make(rest, values, request)]
+    return LogitsProcessorList(made), do_sample
 
 
 def eos_ids(generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

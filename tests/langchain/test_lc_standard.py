@@ -1,0 +1,59 @@
+"""LangChain's standard suites, on the real small model."""
+
+from __future__ import annotations
+
+import pytest
+from langchain_core.documents import Document
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage
+from langchain_core.vectorstores import VectorStore
+from langchain_kvboost import ChatKVBoost, KVBoostRetriever, KVBoostVectorStore
+from langchain_tests.integration_tests import (
+    ChatModelIntegrationTests,
+    RetrieversIntegrationTests,
+    VectorStoreIntegrationTests,
+)
+from langchain_tests.unit_tests import ChatModelUnitTests
+
+pytestmark = pytest.mark.real
+
+
+class _Chat:
+    """What both chat suites are told."""
+
+    @pytest.fixture(autouse=True)
+    def _shared(self, engine):
+        """Have the engine loaded under its name before the model is made."""
+
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatKVBoost
+
+    @property
+    def chat_model_params(self) -> dict:
+        return {"model": "smollm2", "temperature": 0, "max_tokens": 40}
+
+    @property
+    def supports_json_mode(self) -> bool:
+        return True
+
+    @property
+    def model_override_value(self) -> str:
+        return "smollm2-twin"
+
+    @property
+    def supported_usage_metadata_details(self) -> dict:
+        return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
+
+
+class TestChatUnit(_Chat, ChatModelUnitTests):
+    pass
+
+
+class TestChatIntegration(_Chat, ChatModelIntegrationTests):
+    def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
+        chat = self.chat_model_class(**{**self.chat_model_params, "max_tokens": 2})
+        if not stream:
+            return chat.invoke("Hello")
+        first, *others = chat.stream("Hello")
+        return sum(others, first)
