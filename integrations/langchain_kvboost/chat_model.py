@@ -159,7 +159,7 @@ class ChatKVBoost(Settings, BaseChatModel):
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop or list(self._options_of({}, None)["stop"]) or None, **kwargs)
         params["ls_provider"] = "kvboost"
-        params.setdefault("ls_model_name", self.model_label)
+        params["ls_model_name"] = kwargs.get("model") or self.model_label
         return params
 
     def _call(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> _Call:

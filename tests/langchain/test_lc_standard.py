@@ -31,7 +31,7 @@ class _Chat:
 
     @property
     def chat_model_params(self) -> dict:
-        return {"model": "smollm2", "temperature": 0, "max_tokens": 40}
+        return {"model": "smollm2", "temperature": 0, "generation_kwargs": {"repetition_penalty": 1.1}}
 
     @property
     def supports_json_mode(self) -> bool:
@@ -51,6 +51,10 @@ class TestChatUnit(_Chat, ChatModelUnitTests):
 
 
 class TestChatIntegration(_Chat, ChatModelIntegrationTests):
+    @property
+    def chat_model_params(self) -> dict:
+        return {**super().chat_model_params, "max_tokens": 40}
+
     def invoke_with_cache_read_input(self, *, stream: bool = False) -> AIMessage:
         chat = self.chat_model_class(**{**self.chat_model_params, "max_tokens": 2})
         if not stream:
