@@ -1,0 +1,19 @@
+"""LlamaIndex classes that reuse the KV of retrieved nodes: an LLM, and what goes around it in a query engine."""
+
+from llama_index.llms.kvboost.handlers import RetrievalHandler, collect_reports, track_retrievals
+from llama_index.llms.kvboost.llm import KVBoostLLM
+from llama_index.llms.kvboost.nodes import add_nodes
+from llama_index.llms.kvboost.postprocessor import KVBoostPostprocessor
+from llama_index.llms.kvboost.query_engine import KVBoostQueryEngine
+from llama_index.llms.kvboost.synthesizer import KVBoostSynthesizer
+
+__all__ = [
+    "KVBoostLLM",
+    "KVBoostPostprocessor",
+    "KVBoostQueryEngine",
+    "KVBoostSynthesizer",
+    "RetrievalHandler",
+    "add_nodes",
+    "collect_reports",
+    "track_retrievals",
+]
