@@ -30,17 +30,10 @@ def engine(smollm2, nodes):
 
 
 @pytest.fixture(scope="session")
-def bare_engine(smollm2):
-    """The same model without documents, for what has nothing to do with them."""
-    with KVBoostEngine(*smollm2, max_prefix_bytes=0) as made:
-        yield made
-
-
-@pytest.fixture(scope="session")
 def tool_engine(smollm2):
     """The same model under a chat template that writes tools."""
     model, tokenizer = smollm2
-    with KVBoostEngine(model, with_template(tokenizer, TOOL_TEMPLATE), max_prefix_bytes=0) as made:
+    with KVBoostEngine(model, with_template(tokenizer, TOOL_TEMPLATE), reuse="off") as made:
         yield made
 
 
@@ -49,6 +42,11 @@ def llm(engine):
     return KVBoostLLM(engine=engine, max_tokens=6, temperature=0)
 
 
-@pytest.fixture
-def bare(bare_engine):
-    return KVBoostLLM(engine=bare_engine, max_tokens=6, temperature=0)
+@pytest.fixture(scope="session")
+def plain_engine(smollm2):
+    """The same model without chat template and pad token."""
+    model, tokenizer = smollm2
+    plain = with_template(tokenizer, None)
+    plain.pad_token = None
+    with KVBoostEngine(model, plain, reuse="off") as made:
+        yield made

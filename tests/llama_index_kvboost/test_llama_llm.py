@@ -12,8 +12,8 @@ from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.llms import LLM, ChatMessage
 from llama_index.core.prompts import PromptTemplate
 from llama_index.llms.kvboost import KVBoostLLM
-from llama_setup import with_template
 from pydantic_core import to_json
+from tiny import tiny_model, tiny_tokenizer
 
 from kvboost_rag import KVBoostEngine, Report
 
@@ -43,14 +43,14 @@ def text_of(response):
 
 
 @pytest.fixture(scope="module")
-def expected(bare_engine):
+def expected(engine):
     messages = [{"role": "user", "content": QUESTION}]
-    return bare_engine.generate(messages, max_tokens=6, temperature=0)
+    return engine.generate(messages, max_tokens=6, temperature=0)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_each_method_gives_the_engines_answer_and_its_usage(way, bare, expected):
-    out = WAYS[way](bare)
+def test_each_method_gives_the_engines_answer_and_its_usage(way, llm, expected):
+    out = WAYS[way](llm)
     last = out[-1] if isinstance(out, list) else out
     assert text_of(last) == expected.text != ""
     usage = last.raw["usage"]
@@ -60,8 +60,8 @@ def test_each_method_gives_the_engines_answer_and_its_usage(way, bare, expected)
 
 
 @pytest.mark.parametrize("way", STREAMS)
-def test_streams_give_cumulative_text_and_deltas(way, bare, expected):
-    responses = WAYS[way](bare)
+def test_streams_give_cumulative_text_and_deltas(way, llm, expected):
+    responses = WAYS[way](llm)
     text = ""
     for response in responses:
         text += response.delta
@@ -71,35 +71,35 @@ def test_streams_give_cumulative_text_and_deltas(way, bare, expected):
     assert all(response.raw is None for response in responses[:-1])
 
 
-def test_raw_holds_plain_data_only(bare):
-    response = bare.chat(MESSAGES)
+def test_raw_holds_plain_data_only(llm):
+    response = llm.chat(MESSAGES)
     assert json.loads(to_json(response.raw))["report"]["spans"]
     assert json.loads(response.model_dump_json())["raw"]["usage"]["total_tokens"] > 6
 
 
-def test_predict_and_callbacks_see_the_models_own_token_counts(bare, expected):
+def test_predict_and_callbacks_see_the_models_own_token_counts(llm, expected):
     counter = TokenCountingHandler(tokenizer=str.split)
-    bare.callback_manager = CallbackManager([counter])
-    assert bare.predict(PromptTemplate("{q}"), q=QUESTION) == expected.text
-    assert "".join(bare.stream(PromptTemplate("{q}"), q=QUESTION)) == expected.text
+    llm.callback_manager = CallbackManager([counter])
+    assert llm.predict(PromptTemplate("{q}"), q=QUESTION) == expected.text
+    assert "".join(llm.stream(PromptTemplate("{q}"), q=QUESTION)) == expected.text
     counts = [(event.prompt_token_count, event.completion_token_count) for event in counter.llm_token_counts]
     assert counts == [(expected.prompt_tokens, 6)] * 2
 
 
-def test_closing_a_stream_stops_the_compute(bare, bare_engine):
-    stream = bare.stream_chat(MESSAGES, max_tokens=4000)
+def test_closing_a_stream_stops_the_compute(llm, engine):
+    stream = llm.stream_chat(MESSAGES, max_tokens=4000)
     next(stream)
     stream.close()
-    assert bare.chat(MESSAGES).raw["finish_reason"] == "length"
+    assert llm.chat(MESSAGES).raw["finish_reason"] == "length"
 
 
-def test_cancelling_an_async_call_stops_the_compute(bare, monkeypatch):
+def test_cancelling_an_async_call_stops_the_compute(llm, monkeypatch):
     steps = []
     step = KVBoostEngine._step
     monkeypatch.setattr(KVBoostEngine, "_step", lambda *a: steps.append(1) or step(*a))
 
     async def main():
-        call = asyncio.create_task(bare.achat(MESSAGES, max_tokens=4000))
+        call = asyncio.create_task(llm.achat(MESSAGES, max_tokens=4000))
         while not steps:
             await asyncio.sleep(0.01)
         call.cancel()
@@ -111,18 +111,18 @@ def test_cancelling_an_async_call_stops_the_compute(bare, monkeypatch):
     assert len(steps) == stopped < 100
 
 
-def test_metadata_comes_from_model_and_template(bare, tool_engine, smollm2):
-    model, tokenizer = smollm2
-    chat, tools = bare.metadata, KVBoostLLM(engine=tool_engine).metadata
-    plain = KVBoostLLM(engine=KVBoostEngine(model, with_template(tokenizer, None))).metadata
+def test_metadata_comes_from_model_and_template(llm, tool_engine, plain_engine):
+    chat, tools, plain = (KVBoostLLM(engine=e).metadata for e in (llm.engine, tool_engine, plain_engine))
     assert (chat.is_chat_model, chat.is_function_calling_model) == (True, False)
     assert (tools.is_chat_model, tools.is_function_calling_model) == (True, True)
     assert (plain.is_chat_model, plain.is_function_calling_model) == (False, False)
-    assert (chat.context_window, chat.num_output) == (8192, 6)
+    assert (chat.context_window, llm.metadata.num_output) == (8192, 6)
 
 
-def test_a_model_is_loaded_once_when_it_is_needed_and_survives_a_dict():
-    made = KVBoostLLM("smollm2", max_tokens=1, temperature=0, engine_options={"max_prefix_bytes": 0})
+def test_a_model_is_loaded_once_when_it_is_needed_and_survives_a_dict(tmp_path):
+    tiny_model("llama").save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    made = KVBoostLLM(str(tmp_path), max_tokens=1, temperature=0, engine_options={"max_prefix_bytes": 0})
     again = KVBoostLLM.from_dict(made.to_dict())
     assert again.engine_options == {"max_prefix_bytes": 0}
     assert again._engine is None
@@ -131,7 +131,7 @@ def test_a_model_is_loaded_once_when_it_is_needed_and_survives_a_dict():
     with ThreadPoolExecutor(2) as pool:
         engines = set(pool.map(lambda _: again.engine, range(2)))
     assert len(engines) == 1
-    assert again.complete("2 + 2 =").text
+    assert again.complete("2 + 2 =").raw["usage"]["completion_tokens"] == 1
 
 
 @pytest.mark.parametrize("arguments", [{}, {"model": "x", "engine": 1}, {"model": "x", "max_token": 3}])
@@ -140,21 +140,21 @@ def test_wrong_constructor_arguments_are_refused(arguments):
         KVBoostLLM(**arguments)
 
 
-def test_engine_options_next_to_an_engine_are_refused(bare_engine):
+def test_engine_options_next_to_an_engine_are_refused(engine):
     with pytest.raises(ValueError, match="where the engine is made"):
-        KVBoostLLM(engine=bare_engine, engine_options={"namespace": "x"})
+        KVBoostLLM(engine=engine, engine_options={"namespace": "x"})
 
 
-def test_a_calls_repair_or_quality_stands_for_both(bare):
-    llm = bare.model_copy(update={"quality": "safe"})
-    assert llm.options({"repair": "none"}) | {"quality": None, "repair": "none"} == llm.options({"repair": "none"})
-    assert llm.options({})["quality"] == "safe"
-    assert llm.chat(MESSAGES, repair="none").raw["report"].repair == "none"
+def test_a_calls_repair_or_quality_stands_for_both(llm):
+    safe = llm.model_copy(update={"quality": "safe"})
+    assert safe.options({})["quality"] == "safe"
+    assert safe.options({"repair": "none"})["quality"] is None
+    assert safe.chat(MESSAGES, repair="none").raw["report"].repair == "none"
 
 
-def test_template_options_of_a_call_are_added(bare):
-    llm = bare.model_copy(update={"template_options": {"a": 1, "b": 2}})
-    assert llm.options({"template_options": {"b": 3}})["template_options"] == {"a": 1, "b": 3}
+def test_template_options_of_a_call_are_added(llm):
+    preset = llm.model_copy(update={"template_options": {"a": 1, "b": 2}})
+    assert preset.options({"template_options": {"b": 3}})["template_options"] == {"a": 1, "b": 3}
 
 
 def test_the_prompt_helper_fills_the_window_and_never_overflows(llm, nodes):

@@ -5,7 +5,14 @@ from __future__ import annotations
 import logging
 
 import pytest
-from llama_index.core.base.llms.types import CachePoint, CacheControl, ImageBlock, TextBlock, ThinkingBlock, ToolCallBlock
+from llama_index.core.base.llms.types import (
+    CacheControl,
+    CachePoint,
+    ImageBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.kvboost.messages import to_template_messages
 from llama_index.llms.kvboost.tool_calls import find_tool_calls
@@ -43,7 +50,7 @@ def test_text_around_calls_stays():
 
 @pytest.mark.parametrize(
     "text",
-    ["no call", '{"name": "other", "arguments": {}}', '{"name": "add"}', '{"name": "add", "arguments": "x"}', "[1]", "{"],
+    ["no", '{"name": "other", "arguments": {}}', '{"name": "add"}', '{"name": "add", "arguments": "x"}', "[1]", "{"],
 )
 def test_what_is_no_call_stays_as_it_is(text):
     assert found(f" {text}\n") == (f" {text}\n", [])
