@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from kvboost_rag.repair import Repair
 from kvboost_rag.report import Report
 from kvboost_rag.session import PlainAnswer, ReusingAnswer
 from kvboost_rag.types import Document, Piece, Span, SpanKind, TokenIds
+from kvboost_rag.usage import Event
 
 __all__ = ["Asked", "Clock", "PlainPath", "Request", "ReusePath", "Session", "compose_request"]
 
@@ -174,12 +175,15 @@ class ReusePath:
 
     def open(self, request: Request) -> ReusingAnswer:
         """Plan, assemble and prefill."""
-        repair = request.asked.repair
+        repair, store = request.asked.repair, self._planner.store
         hit = self._prefixes.match(request.token_ids, repair.effect)
-        plan = self._planner.plan(request.pieces, hit)
-        request.clock.lap("plan")
-        cache = self._assembler.assemble(plan, hit, len(plan.token_ids) + request.asked.max_tokens)
-        request.clock.lap("assemble")
+        store.note(_chunks_in(request.pieces), Event.USED)
+        with store.hold():
+            plan = self._planner.plan(request.pieces, hit)
+            request.clock.lap("plan")
+            cache = self._assembler.assemble(plan, hit, len(plan.token_ids) + request.asked.max_tokens)
+            request.clock.lap("assemble")
+        store.note((placement.entry.chunk.key.prefix for placement in plan.placements), Event.SERVED)
         done = prefill(self._runner, plan, cache, repair)
         request.clock.lap("prefill")
         return ReusingAnswer(self._runner, cache, done.logits, done.spans, plan.token_ids, done.fallback)
@@ -187,6 +191,16 @@ class ReusePath:
     def keep(self, session: ReusingAnswer, request: Request) -> None:
         """Leave a session's KV to later prompts that begin alike."""
         self._prefixes.put(Prefix(session.token_ids, session.cache, session.all_spans, request.asked.repair.effect))
+
+
+def _chunks_in(pieces: Sequence[Piece]) -> Iterator[str]:
+    """Prefix keys of the chunks that stand in a prompt, whole or in part."""
+    for piece in pieces:
+        start = 0
+        for chunk in piece.chunks:
+            if start < len(piece.token_ids):
+                yield chunk.key.prefix
+            start += len(chunk.token_ids)
 
 
 class PlainPath:

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 from kvboost_rag.converted import cache_root
 from kvboost_rag.errors import KVBoostError
+from kvboost_rag.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from kvboost_rag import bench
+    from kvboost_rag.inspection import CachedDocument
 
 __all__ = ["main"]
 
@@ -28,13 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0, 1 after an error, 2 after wrong usage, 130 after Ctrl-C.
+        0, 1 after an error or for a damaged folder, 2 after wrong usage, 130 after Ctrl-C.
     """
     parser = _parser()
     args = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="%(name)s: %(message)s")
     try:
-        args.run(args)
+        status: int = args.run(args) or 0
         sys.stdout.flush()
     except BrokenPipeError:
         # Whoever read the output has left; nothing is wrong. Python would complain again when it flushes.
@@ -46,11 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("kvboost-rag: interrupted", file=sys.stderr)
         return 130
-    return 0
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
     from kvboost_rag import __version__, bench
+    from kvboost_rag.quantize import KV_DTYPES
 
     parser = argparse.ArgumentParser(prog="kvboost-rag", description="Reuse the KV of retrieved documents anywhere.")
     parser.add_argument("--version", action="version", version=__version__)
@@ -68,11 +71,16 @@ def _parser() -> argparse.ArgumentParser:
 
     precompute = commands.add_parser("precompute", help="turn a folder of documents into KV on disk")
     _model_arguments(precompute)
+    precompute.add_argument("--kv-dtype", choices=KV_DTYPES, default="native", help="what KV is stored as")
+    precompute.add_argument("--max-disk-bytes", type=_size, help="budget of the folder, as 4GiB")
     _layout_argument(precompute)
     precompute.set_defaults(run=_precompute)
 
     inspect = commands.add_parser("inspect", help="list what a cache folder holds")
     inspect.add_argument("folder", type=Path, nargs="?", help="cache folder (default: the demo's)")
+    inspect.add_argument("--verify", action="store_true", help="read every file and check it; 1 if one is damaged")
+    inspect.add_argument("--prune", action="store_true", help="remove damaged and left-over files first")
+    inspect.add_argument("--max-disk-bytes", type=_size, help="prune to this size, as 4GiB; rarely used KV goes")
     inspect.add_argument("--json", action="store_true", help="print one JSON object")
     inspect.set_defaults(run=_inspect)
 
@@ -98,6 +106,13 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--json", action="store_true", help="print one JSON object")
     calibrate.set_defaults(run=_calibrate)
     return parser
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -176,22 +191,49 @@ def _precompute(args: argparse.Namespace) -> None:
     layout = LAYOUTS[args.layout or layout_name(args.model)]
     documents = read_folder(args.docs) if args.docs else demo_documents()
     folder = args.cache_dir or _default_cache()
-    with KVBoostEngine.from_pretrained(args.model, cache_dir=folder, layout=layout) as engine:
+    with KVBoostEngine.from_pretrained(
+        args.model, cache_dir=folder, layout=layout, kv_dtype=args.kv_dtype, max_disk_bytes=args.max_disk_bytes
+    ) as engine:
         engine.add_documents(documents, show_progress=True)
-        print(f"{len(documents)} documents, {engine.stats.document_tokens} tokens as KV in {folder}")
+        engine.flush()
+        stats = engine.stats
+        print(
+            f"{len(documents)} documents, {stats.document_tokens} tokens as KV in {folder} "
+            f"({stats.disk_bytes / 2**20:.1f} MiB)"
+        )
 
 
-def _inspect(args: argparse.Namespace) -> None:
-    from kvboost_rag.inspection import inspect_folder
+def _inspect(args: argparse.Namespace) -> int:
+    from kvboost_rag.inspection import damaged_files, inspect_folder
+    from kvboost_rag.store import prune_folder
 
+    if args.max_disk_bytes is not None and not args.prune:
+        raise ValueError("--max-disk-bytes removes KV; say --prune, too")
     folder = args.folder or _default_cache()
     documents = inspect_folder(folder)
+    removed = [str(p.relative_to(folder)) for p in prune_folder(folder, args.max_disk_bytes)] if args.prune else []
+    documents = inspect_folder(folder) if removed else documents
+    damaged = damaged_files(folder) if args.verify else None
     if args.json:
-        print(json.dumps({"folder": str(folder), "documents": [asdict(d) for d in documents]}))
-        return
-    print(f"{'model':<10}{'chunks':>7}{'tokens':>8}{'MiB':>9}  document")
+        out = {"folder": str(folder), "documents": [asdict(d) for d in documents], "removed": removed}
+        print(json.dumps(out if damaged is None else out | {"damaged": damaged}))
+    else:
+        _print_folder(folder, documents)
+        if args.prune:
+            print(f"{len(removed)} files removed")
+        for path, why in (damaged or {}).items():
+            print(f"damaged: {path}: {why}")
+        if damaged is not None:
+            print(f"{len(damaged)} damaged files" + ("; --prune removes them" if damaged else ""))
+    return 1 if damaged else 0
+
+
+def _print_folder(folder: Path, documents: Sequence[CachedDocument]) -> None:
+    columns = f"{'chunks':>7}{'tokens':>8}{'MiB':>9}{'retrieved':>11}{'used':>6}{'served':>8}{'importance':>12}"
+    print(f"{'model':<10}{columns}  {'tier':<6}document")
     for d in documents:
-        print(f"{d.fingerprint[:8]:<10}{d.chunks:>7}{d.tokens:>8}{d.nbytes / 2**20:>9.1f}  {d.document_id}")
+        figures = f"{d.chunks:>7}{d.tokens:>8}{d.nbytes / 2**20:>9.1f}{d.retrieved:>11}{d.used:>6}{d.served:>8}"
+        print(f"{d.identity[:8]:<10}{figures}{d.importance:>12.2f}  {d.tier:<6}{d.document_id}")
     total = sum(d.nbytes for d in documents) / 2**20
     print(f"{len(documents)} documents, {sum(d.tokens for d in documents)} tokens, {total:.1f} MiB in {folder}")
 

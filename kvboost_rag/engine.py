@@ -25,20 +25,23 @@ from kvboost_rag.keys import prefix_seed
 from kvboost_rag.library import Library
 from kvboost_rag.loading import load_model
 from kvboost_rag.model import check_support, fingerprint, model_lock
-from kvboost_rag.plan import Planner
+from kvboost_rag.plan import Planner, missed
 from kvboost_rag.policy import Policy
 from kvboost_rag.prefix import Prefix, PrefixCache
 from kvboost_rag.prompt import Layout, Prompt, Renderer
 from kvboost_rag.quantize import KVFormat
+from kvboost_rag.refill import Refill
 from kvboost_rag.registry import Registry
 from kvboost_rag.repair import Repair, check_policy, parse_repair
 from kvboost_rag.report import Located, Result, Scored, Stats
 from kvboost_rag.sampling import Sampling, as_stops
 from kvboost_rag.sensitivity import SensitivityMeter
 from kvboost_rag.session import ReusingAnswer, greedy_answer
-from kvboost_rag.store import ChunkStore, DiskStore, MemoryStore, TieredStore
+from kvboost_rag.sizes import parse_bytes
+from kvboost_rag.store import ChunkStore, EvictionScore, StoreOptions
 from kvboost_rag.tokens import Tokens
 from kvboost_rag.types import Document, Span, SpanKind, TokenIds
+from kvboost_rag.usage import Event, Usage, UsageLedger
 
 __all__ = ["KVBoostEngine"]
 
@@ -77,11 +80,17 @@ class KVBoostEngine:
     sink_tokens
         How many first tokens of each document stay native then; None for the default.
     cache_dir
-        Folder in which KV outlives the process; None keeps it in memory alone.
-    max_memory_bytes
-        Budget of the documents' KV in memory; None for no limit.
+        Folder in which KV outlives the process; None keeps it in memory alone. Several processes may share it.
+    max_memory_bytes, max_disk_bytes
+        Budgets of the documents' KV in memory and of the folder: bytes, or text as ``"4GiB"``; None for no limit.
     max_prefix_bytes
         Budget of the KV of earlier prompts, for conversations.
+    eviction
+        What stays when a budget is reached: ``"importance"`` (what is retrieved and used most), ``"lru"``, ``"lfu"``.
+    read_only
+        Whether the folder is read and nothing in it is changed.
+    refill
+        Whether documents whose KV was evicted are encoded again, in the background, after an answer that missed them.
 
     Raises
     ------
@@ -105,8 +114,12 @@ class KVBoostEngine:
         kv_dtype: str = "native",
         sink_tokens: int | None = None,
         cache_dir: str | Path | None = None,
-        max_memory_bytes: int | None = None,
-        max_prefix_bytes: int = 1 << 30,
+        max_memory_bytes: int | str | None = None,
+        max_disk_bytes: int | str | None = None,
+        max_prefix_bytes: int | str = 1 << 30,
+        eviction: str | EvictionScore = "importance",
+        read_only: bool = False,
+        refill: bool = True,
     ) -> None:
         if reuse not in ("on", "off"):
             raise ValueError(f"reuse is 'on' or 'off', not {reuse!r}")
@@ -128,26 +141,29 @@ class KVBoostEngine:
         self._renderer = Renderer(tokenizer, layout or Layout())
         self._registry = Registry()
         self._composer = Composer(self._registry, self._tokens)
-        self._prefixes = PrefixCache(max_prefix_bytes)
-        self._store: ChunkStore = MemoryStore(max_memory_bytes)
+        self._prefixes = PrefixCache(parse_bytes(max_prefix_bytes))
         self._plain = PlainPath(model)
         self._reuse: ReusePath | None = None
         self.policy_path: Path | None = None
+        self._usage = UsageLedger()
+        stores = StoreOptions(max_memory_bytes, eviction, cache_dir, max_disk_bytes, read_only)
+        self._store: ChunkStore = stores.memory(self._usage)
         encoder = None
         if reuse == "on":
-            encoder = self._prepare_reuse(context_documents, chunker or AdaptiveChunker(), namespace, cache_dir)
+            encoder = self._prepare_reuse(context_documents, chunker or AdaptiveChunker(), namespace, stores)
         if policy is not None:
             check_policy(policy, policy.source)
         self.policy = policy or self._found_policy() or Policy.shipped(model.config.model_type)
         self._repair = self._method(repair, quality) or parse_repair("auto", self.policy)
         self._library = Library(self._registry, self._store, self._prefixes, encoder, self._lock)
+        self._refill = Refill(self._library) if refill and not read_only else None
 
     def _prepare_reuse(
         self,
         context_documents: Sequence[str] | Literal["generic"],
         chunker: Chunker,
         namespace: str,
-        cache_dir: str | Path | None,
+        stores: StoreOptions,
     ) -> Encoder:
         # Another engine's forward changes the model's attention setting for its length.
         with model_lock(self.model):
@@ -168,9 +184,11 @@ class KVBoostEngine:
         if len(context.token_ids):
             span = Span(0, len(context.token_ids), SpanKind.COMPUTED)
             self._prefixes.put(Prefix(context.token_ids, self._encoder.context_kv, (span,), "", pinned=True))
-        if cache_dir is not None:
-            self.policy_path = Path(cache_dir) / f"policy-{context.key}.json"
-            self._store = TieredStore(self._store, self._disk(Path(cache_dir), context.key))
+        if stores.folder is not None:
+            self.policy_path = stores.folder / f"policy-{context.key}.json"
+            # The context's key covers the model too, so that engines with other layouts may share a folder.
+            a = self._runner.architecture
+            self._store = stores.store(self._usage, context.key, (a.layers, a.kv_heads, a.head_dim), a.dtype)
         self._planner = Planner(self._store, prefix_seed(self.fingerprint), context.key)
         self._reuse = ReusePath(self._runner, self._planner, self._prefixes)
         return self._encoder
@@ -188,11 +206,6 @@ class KVBoostEngine:
         if repair not in (None, "auto"):
             raise ValueError("quality is for repair='auto', which chooses the method; pass one of the two")
         return parse_repair(f"auto:{quality}", self.policy)
-
-    def _disk(self, folder: Path, identity: str) -> DiskStore:
-        # The context's key covers the model too, so that engines with other layouts may share a folder.
-        a = self._runner.architecture
-        return DiskStore(folder, identity, (a.layers, a.kv_heads, a.head_dim), a.dtype)
 
     @classmethod
     def from_pretrained(
@@ -258,6 +271,68 @@ class KVBoostEngine:
         """
         self._check_open()
         self._library.remove(document_ids)
+
+    def note_retrieved(self, document_ids: Iterable[str]) -> None:
+        """Count that a retriever returned documents, all of one retrieval; what is retrieved often is kept longer.
+
+        Raises
+        ------
+        ValueError
+            If an id is not known.
+        """
+        self._check_open()
+        self._store.note(self._library.prefixes(document_ids), Event.RETRIEVED)
+
+    def prefetch(self, document_ids: Iterable[str]) -> None:
+        """Begin to load documents' KV from ``cache_dir`` into memory, while the prompt is still being made.
+
+        Returns at once. Where a document's KV was evicted from there too, it is encoded again.
+
+        Raises
+        ------
+        ValueError
+            If an id is not known.
+        """
+        self._check_open()
+        ids = list(document_ids)
+        chunks = self._library.chunks(ids)
+        self._store.prefetch([(chunk.key.prefix, chunk.token_ids) for chunk in chunks])
+        if self._refill is not None:
+            self._refill.ask(dict.fromkeys(c.document_id for c in chunks if c.key.prefix not in self._store))
+
+    def usage(self, document_id: str) -> Usage:
+        """Return how often a document was retrieved, used in a prompt, and served from stored KV.
+
+        Raises
+        ------
+        ValueError
+            If the id is not known.
+        """
+        prefixes = self._library.prefixes([document_id])
+        return self._usage.usage(prefixes[0]) if prefixes else Usage()
+
+    def pin_documents(self, document_ids: Iterable[str]) -> None:
+        """Never evict documents' KV, until they are unpinned or removed.
+
+        Raises
+        ------
+        ValueError
+            If an id is not known.
+        """
+        self._check_open()
+        self._library.pin(document_ids)
+
+    def unpin_documents(self, document_ids: Iterable[str]) -> None:
+        """Let documents' KV be evicted again; nothing happens to those that are not pinned."""
+        self._check_open()
+        self._library.unpin(document_ids)
+
+    def flush(self) -> None:
+        """Wait until evicted documents that were asked for are encoded again and everything is in ``cache_dir``."""
+        self._check_open()
+        if self._refill is not None:
+            self._refill.wait()
+        self._store.flush()
 
     @property
     def documents(self) -> list[Document]:
@@ -509,6 +584,8 @@ class KVBoostEngine:
             current = not self._closed and request.is_current(self._registry)
             if self._reuse and isinstance(session, ReusingAnswer) and current:
                 self._reuse.keep(session, request)
+                if self._refill is not None:
+                    self._refill.ask(dict.fromkeys(missed(session.spans)))
 
     # Life --------------------------------------------------------------------------------------------------------
 
@@ -528,20 +605,26 @@ class KVBoostEngine:
                 chunks=len(self._store),
                 store_bytes=self._store.nbytes,
                 prefix_bytes=self._prefixes.nbytes,
+                disk_bytes=self._store.disk_bytes,
                 requests=self._counts["requests"],
                 tokens=tokens,
             )
 
     def close(self) -> None:
-        """Release the KV; a closed engine refuses every call. Closing twice is fine."""
+        """Write what is still to be written and release the KV; a closed engine refuses every call but this one."""
         with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._abandoned.clear()
-                self._prefixes.clear()
-                self._store.close()
-                if self._reuse is not None:
-                    self._runner.spare.close()
+            if self._closed:
+                return
+            self._closed = True
+        # Not under the lock, which a document that is being encoded needs.
+        if self._refill is not None:
+            self._refill.close()
+        with self._lock:
+            self._abandoned.clear()
+            self._prefixes.clear()
+            self._store.close()
+            if self._reuse is not None:
+                self._runner.spare.close()
 
     def _check_open(self) -> None:
         if self._closed:

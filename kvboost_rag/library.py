@@ -43,11 +43,13 @@ class Library:
         self._prefixes = prefixes
         self._encoder = encoder
         self._lock = lock
+        self._pinned: dict[str, list[str]] = {}
 
     def add(self, documents: Iterable[Document], *, show_progress: bool) -> list[str]:
         """Add documents; see :meth:`kvboost_rag.KVBoostEngine.add_documents`."""
         listed = _distinct(documents)
         prepared = {d.id: self._prepared(d) for d in listed}
+        self._move_pins(prepared.values())
         old: list[Registered] = []
         added: list[str] = []
         try:
@@ -80,6 +82,63 @@ class Library:
                 for entry in batch:
                     self._store.put(entry)
                 yield prepared[batch[0].chunk.document_id]
+
+    def restore(self, document_id: str) -> None:
+        """Encode a document again of whose KV something is missing, if the store wants it."""
+        with self._lock:
+            registered = self._registry.get(document_id)
+            if self._encoder is None or registered is None:
+                return
+            missing = [chunk for chunk in registered.chunks if chunk.key.prefix not in self._store]
+            if not missing or not self._store.wants(missing[0].key.prefix):
+                return
+            for entries in self._encoder.encode([registered.chunks]):
+                for entry in entries:
+                    self._store.put(entry)
+
+    def prefixes(self, document_ids: Iterable[str]) -> list[str]:
+        """Return the prefix keys of all chunks of some documents.
+
+        Raises
+        ------
+        ValueError
+            If an id is not known.
+        """
+        return [chunk.key.prefix for chunk in self.chunks(document_ids)]
+
+    def chunks(self, document_ids: Iterable[str]) -> list[Chunk]:
+        """Return all chunks of some documents; raises as :meth:`prefixes` does."""
+        ids = [document_ids] if isinstance(document_ids, str) else list(document_ids)
+        with self._lock:
+            missing = self._registry.missing(ids)
+            if missing:
+                raise ValueError(f"unknown document ids: {', '.join(map(repr, missing))}; add the documents first")
+            return [chunk for i in ids if (r := self._registry.get(i)) is not None for chunk in r.chunks]
+
+    def pin(self, document_ids: Iterable[str]) -> None:
+        """Keep documents from being evicted; see :meth:`kvboost_rag.KVBoostEngine.pin_documents`."""
+        with self._lock:
+            for document_id in document_ids:
+                prefixes = self.prefixes([document_id])
+                if document_id not in self._pinned:
+                    self._store.pin(prefixes)
+                    self._pinned[document_id] = prefixes
+
+    def unpin(self, document_ids: Iterable[str]) -> None:
+        """Let documents be evicted again."""
+        with self._lock:
+            for document_id in document_ids:
+                self._store.unpin(self._pinned.pop(document_id, ()))
+
+    def _move_pins(self, prepared: Iterable[Registered]) -> None:
+        """Let pins follow new texts, before these are stored: where room is short, it is the old text's."""
+        with self._lock:
+            for registered in prepared:
+                document_id, prefixes = registered.document.id, [chunk.key.prefix for chunk in registered.chunks]
+                if document_id in self._pinned:
+                    self._store.unpin(self._pinned[document_id])
+                    self._store.pin(prefixes)
+                    self._pinned[document_id] = prefixes
 
     def _replaced(self, registered: Registered) -> list[Registered]:
         old = self._registry.get(registered.document.id)
@@ -114,6 +173,8 @@ class Library:
         with self._lock:
             self._prefixes.forget_documents([registered.document.id for registered in gone])
             for registered in gone:
+                if self._registry.get(registered.document.id) is None:
+                    self.unpin([registered.document.id])
                 for chunk in self._registry.unused(registered.chunks):
                     self._store.delete(chunk.key)
         self._drop_earlier_versions(registered.document.id for registered in gone)

@@ -12,7 +12,7 @@ from kvboost_rag.prefix import PrefixHit
 from kvboost_rag.store import ChunkStore
 from kvboost_rag.types import Chunk, Piece, Placement, Plan, Span, SpanKind, TokenIds
 
-__all__ = ["Planner"]
+__all__ = ["Planner", "missed"]
 
 EARLIER_TURN = "computed over approximate documents in an earlier prompt"
 EARLIER_REPAIR = "repaired in an earlier prompt"
@@ -97,6 +97,11 @@ class Planner:
         kind = SpanKind.APPROXIMATE if reasons else SpanKind.EXACT
         placement = Placement(begin, entry, offset, offset + stop - begin, same_history)
         return Span(begin, stop, kind, document_id, "; ".join(reasons)), placement
+
+
+def missed(spans: Sequence[Span]) -> Iterator[str]:
+    """Ids of documents that are known and whose KV is not all stored, some perhaps twice."""
+    return (s.document_id for s in spans if s.reason == NOT_STORED and s.document_id is not None)
 
 
 def _from_prefix(hit: PrefixHit, start: int, end: int, document_id: str | None) -> Iterator[Span]:

@@ -179,8 +179,8 @@ class Stats:
     ----------
     documents, document_tokens, chunks
         What is indexed.
-    store_bytes, prefix_bytes
-        Memory of the documents' KV and of earlier prompts.
+    store_bytes, prefix_bytes, disk_bytes
+        Memory of the documents' KV and of earlier prompts; files of the documents' KV.
     requests
         Prompts answered.
     tokens
@@ -192,6 +192,7 @@ class Stats:
     chunks: int
     store_bytes: int
     prefix_bytes: int
+    disk_bytes: int
     requests: int
     tokens: dict[str, int]
 

@@ -23,6 +23,7 @@ ORDER = [
     {"contexts", "prefix", "registry", "repair", "sensitivity"},
     {"encode", "compose", "plan", "assemble", "prefill", "decode", "session"},
     {"library", "answering"},
+    {"refill"},
     {"engine", "layouts"},
     {"bench", "embedding", "demo_documents", "inspection", "replay"},
     {"retrieval", "calibrate", "plots"},

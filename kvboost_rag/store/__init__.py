@@ -7,9 +7,13 @@ from kvboost_rag.store.eviction import EvictionScore, parse_eviction
 from kvboost_rag.store.folder import read_headers, verify_files
 from kvboost_rag.store.layout import stale_files
 from kvboost_rag.store.memory import MemoryStore
+from kvboost_rag.store.opening import StoreOptions
+from kvboost_rag.store.pruning import prune_folder
 from kvboost_rag.store.tiered import TieredStore
+from kvboost_rag.store.usage_file import read_usage
 
 __all__ = [
-    "ChunkFile", "ChunkStore", "DiskStore", "EvictionScore", "MemoryStore", "TieredStore", "parse_eviction",
-    "read_headers", "stale_files", "verify_files",
+    "ChunkFile", "ChunkStore", "DiskStore", "EvictionScore", "MemoryStore", "StoreOptions", "TieredStore",
+    "parse_eviction", "prune_folder", "read_headers", "read_usage", "stale_files",
+    "verify_files",
 ]  # fmt: skip

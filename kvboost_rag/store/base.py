@@ -34,6 +34,10 @@ class ChunkStore(ABC):
         The chunks of one document are offered from its beginning on.
         """
 
+    def wants(self, prefix: str) -> bool:
+        """Whether a chunk with this prefix key would be kept if it were put now, as far as can be told without it."""
+        return True
+
     @abstractmethod
     def get(self, prefix: str, token_ids: TokenIds) -> ChunkKV | None:
         """Return the chunk with this prefix key and these tokens: the same tokens after the same tokens."""
@@ -109,6 +113,11 @@ class ChunkStore(ABC):
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes of all stored chunks."""
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of files, for a store that has some."""
+        return 0
 
     def close(self) -> None:  # noqa: B027 - most stores hold nothing open
         """Release what the store holds open."""

@@ -198,8 +198,14 @@ class DiskStore(ChunkStore):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the files of this identity that were seen."""
-        return sum(file.nbytes for file in self._index)
+        """Bytes of the files of this identity."""
+        self._index.refresh()
+        return sum(file.nbytes for file in self._index.current())
+
+    @property
+    def disk_bytes(self) -> int:
+        """The same: all of it is files."""
+        return self.nbytes
 
     def flush(self) -> None:
         """Add what was counted to the usage that is kept in the folder; chunks are on the medium already."""

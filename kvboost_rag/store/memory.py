@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 from kvboost_rag.store.base import ChunkStore, logger, same_tokens
 from kvboost_rag.store.ends import DocumentEnds
@@ -123,6 +124,21 @@ class MemoryStore(ChunkStore):
                 victims.append(victim)
                 surplus -= self._entries[victim].nbytes
         return victims
+
+    def wants(self, prefix: str) -> bool:
+        """Whether a chunk of the size of the least valuable one that can go would be kept in its place."""
+        with self._lock:
+            if self._max_bytes is None or prefix in self._pins:
+                return True
+            with closing(self._ends.lowest(lambda stored: self._must_stay(stored, ""))) as lowest:
+                victim = next(lowest, None)
+            if victim is None:
+                return not self._entries
+            stored = self._entries[victim]
+            if self._nbytes + stored.nbytes <= self._max_bytes:
+                return True
+            offered = replace(stored, chunk=replace(stored.chunk, key=ChunkKey(prefix, stored.chunk.key.content)))
+            return self._score.value(offered, self._usage) >= self._scored(victim)[0]
 
     def _must_stay(self, prefix: str, document_id: str) -> bool:
         return prefix in self._pins or self._holds.in_use(prefix) or self._ends.share_document(prefix, document_id)

@@ -209,6 +209,15 @@ class TieredStore(ChunkStore):
         """Bytes of the fast store: the memory that is used."""
         return self._fast.nbytes
 
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of files in the slow store."""
+        return self._slow.disk_bytes
+
+    def wants(self, prefix: str) -> bool:
+        """Whether either store would keep a chunk."""
+        return self._fast.wants(prefix) or self._slow.wants(prefix)
+
     def flush(self) -> None:
         """Return when every chunk that was put is in the slow store."""
         # One worker writes in order, so that all that was handed over before is written when this is done.

@@ -11,7 +11,7 @@ from kvboost_rag.store.chunk_file import ChunkFile
 from kvboost_rag.store.layout import usage_path
 from kvboost_rag.usage import UsageLedger
 
-__all__ = ["Worth", "merge_usage", "usage_with"]
+__all__ = ["Worth", "merge_usage", "read_usage", "usage_with"]
 
 
 def merge_usage(path: Path, usage: UsageLedger) -> None:
@@ -22,6 +22,13 @@ def merge_usage(path: Path, usage: UsageLedger) -> None:
         return
     except (OSError, ValueError, RecursionError) as error:
         logger.warning("%s is passed over: %s", path, error)
+
+
+def read_usage(folder: Path, identity: str) -> UsageLedger:
+    """Read what is written of an identity's chunks."""
+    usage = UsageLedger()
+    merge_usage(usage_path(folder, identity), usage)
+    return usage
 
 
 def usage_with(path: Path, delta: dict[str, Any]) -> bytes:
@@ -52,6 +59,5 @@ class Worth:
     def __call__(self, file: ChunkFile) -> tuple[float, float]:
         """Return frequency and last use, in seconds since the epoch."""
         if file.identity not in self._ledgers:
-            self._ledgers[file.identity] = usage = UsageLedger()
-            merge_usage(usage_path(self._folder, file.identity), usage)
+            self._ledgers[file.identity] = read_usage(self._folder, file.identity)
         return self._ledgers[file.identity].frequency(file.key.prefix), file.used
