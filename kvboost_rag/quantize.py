@@ -23,7 +23,7 @@ SINK_TOKENS = 0
 """First tokens of a document that stay native unless asked otherwise."""
 
 _BITS = {"int8": 8, "int4": 4}
-# Tokens that share a channel's scale. Fewer are more precise and take more bytes.
+# About so many tokens share a channel's scale. Fewer are more precise and take more bytes.
 _KEY_GROUP = {8: 128, 4: 32}
 # The smallest scale, as the largest of its layer, that float16 holds without making it more than 2 % larger.
 _SMALLEST_HALF = 2.0**-18
@@ -110,7 +110,7 @@ def quantize(x: Tensor, bits: int, group: int | None, sinks: int = 0) -> Quantiz
     bits
         8 or 4.
     group
-        At most so many tokens share the scale of a channel; None for a scale of each token over all channels.
+        About so many tokens share the scale of a channel; None for a scale of each token over all channels.
     sinks
         How many first tokens stay as they are.
 
@@ -123,7 +123,7 @@ def quantize(x: Tensor, bits: int, group: int | None, sinks: int = 0) -> Quantiz
         raise ValueError(f"int4 packs two channels to a byte, but head_dim is {x.shape[3]}; use int8")
     levels = 2**bits - 1
     rest = x[:, :, sinks:].float()
-    size = 1 if group is None else group_size(rest.shape[2], -(-rest.shape[2] // group))
+    size = 1 if group is None else group_size(rest.shape[2], max(1, round(rest.shape[2] / group)))
     scale, offset = _parameters(*_extremes(rest, None if group is None else size), levels)
     codes = torch.empty(rest.shape, dtype=torch.uint8, device=x.device)
     step = torch.where(scale > 0, scale, 1).float()

@@ -163,7 +163,7 @@ def random_entry(tokens: int, dtype: torch.dtype = torch.float32, index: int = 0
 LIMITS = {("int8", 4): 0.27, ("int4", 4): 0.16, ("int8", 2): 0.53, ("int4", 2): 0.31}
 
 
-@pytest.mark.parametrize("tokens", [150, 170, 200, 256])
+@pytest.mark.parametrize("tokens", [90, 133, 170, 193, 256, 384])
 @pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bytes_with_scales_and_sinks_stay_below_the_limits(tokens, kv_dtype, dtype):
