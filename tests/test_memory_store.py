@@ -77,6 +77,7 @@ def test_without_any_events_the_least_recently_touched_goes_first():
 
 
 def test_a_document_larger_than_the_budget_keeps_its_beginning(caplog):
+    caplog.set_level(logging.INFO)
     a = document("a", [4] * 6)
     store = MemoryStore(int(3.5 * 4 * BYTES_A_TOKEN))
     assert offered(store, a) == [True] * 3 + [False] * 3
@@ -167,6 +168,7 @@ def test_a_full_cache_of_old_entries_takes_a_newly_popular_document(method):
 
 
 def test_pinned_chunks_stay_and_with_them_what_stands_before(caplog):
+    caplog.set_level(logging.INFO)
     a, b = document("a", [4, 4, 4]), document("b", [4, 4, 4])
     store = MemoryStore(3 * 4 * BYTES_A_TOKEN)
     store.pin(prefixes(a)[:2])

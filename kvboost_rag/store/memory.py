@@ -116,7 +116,7 @@ class MemoryStore(ChunkStore):
             while surplus > 0:
                 victim = next(lowest, None)
                 if victim is None:
-                    logger.warning("chunk %s is not kept: the rest is pinned, in use or its own document", prefix)
+                    logger.info("chunk %s is not kept: the rest is pinned, in use or its own document", prefix)
                     return None
                 if self._scored(victim)[0] > worth:
                     logger.debug("chunk %s is not kept: chunk %s is worth more", prefix, victim)

@@ -53,7 +53,8 @@ class Table:
         for prefix in prefixes:
             record = self._record(prefix)
             record.counts[place] += 1
-            self._add(record, weight)
+            if weight:
+                self._add(record, weight)
             if event is not Event.RETRIEVED:
                 record.last = self._requests
         self._bound()
