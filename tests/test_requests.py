@@ -1,4 +1,4 @@
-"""What a caller may ask of a prompt beyond its text: documents inside messages, begun answers, processors, a timeout."""
+"""What a request may hold beside text: documents inside messages, a begun answer, logits processors, a timeout."""
 
 from __future__ import annotations
 

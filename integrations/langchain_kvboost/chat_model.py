@@ -41,7 +41,7 @@ class _Call:
         return {"usage_metadata": usage(result), "response_metadata": describe(result, self.model, self.notes)}
 
 
-class ChatKVBoost(Settings, BaseChatModel):
+class ChatKVBoost(BaseChatModel, Settings):
     """A local chat model that reuses the KV of documents it has seen, wherever they stand in the messages.
 
     The fields are those of :class:`langchain_kvboost.settings.Settings`. Documents are recognised in every message

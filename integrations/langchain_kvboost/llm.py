@@ -20,7 +20,7 @@ __all__ = ["KVBoostLLM"]
 _CALL_ARGUMENTS = ("documents",)
 
 
-class KVBoostLLM(Settings, BaseLLM):
+class KVBoostLLM(BaseLLM, Settings):
     """A local model that continues text and reuses the KV of documents it has seen, wherever they stand in it.
 
     The fields are those of :class:`langchain_kvboost.settings.Settings`, and one more. Documents can also be handed

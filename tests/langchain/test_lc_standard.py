@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.vectorstores import VectorStore
@@ -31,7 +30,7 @@ class _Chat:
 
     @property
     def chat_model_params(self) -> dict:
-        return {"model": "smollm2", "temperature": 0, "generation_kwargs": {"repetition_penalty": 1.1}}
+        return {"model": "smollm2", "temperature": 0, "generation_kwargs": {"repetition_penalty": 1.05}}
 
     @property
     def supports_json_mode(self) -> bool:
@@ -47,7 +46,7 @@ class _Chat:
 
 
 class TestChatUnit(_Chat, ChatModelUnitTests):
-    pass
+    """Loads nothing."""
 
 
 class TestChatIntegration(_Chat, ChatModelIntegrationTests):
@@ -61,3 +60,42 @@ class TestChatIntegration(_Chat, ChatModelIntegrationTests):
             return chat.invoke("Hello")
         first, *others = chat.stream("Hello")
         return sum(others, first)
+
+    @pytest.mark.xfail(reason="a model of 135M parameters answers by itself instead of choosing a tool", strict=True)
+    @pytest.mark.parametrize("model", [{}], indirect=True)
+    def test_agent_loop(self, model: BaseChatModel) -> None:
+        super().test_agent_loop(model)
+
+    @pytest.mark.xfail(reason="a model of 135M parameters does not copy the Japanese name", strict=True)
+    def test_unicode_tool_call_integration(self, model: BaseChatModel) -> None:
+        super().test_unicode_tool_call_integration(model)
+
+
+class TestVectorStore(VectorStoreIntegrationTests):
+    @pytest.fixture(params=["Flat", "HNSW16"])
+    def vectorstore(self, request, engine) -> VectorStore:
+        store = KVBoostVectorStore(self.get_embeddings(), engine=engine, index_factory=request.param)
+        yield store
+        store.delete()
+
+
+class TestRetriever(RetrieversIntegrationTests):
+    @pytest.fixture(autouse=True)
+    def _parts(self, engine):
+        texts = ["The cat sleeps.", "The dog barks.", "The bird sings.", "The fish swims."]
+        store = KVBoostVectorStore.from_texts(texts, VectorStoreIntegrationTests.get_embeddings(), engine=engine)
+        self.parts = {"retriever": store.as_retriever(), "engine": engine}
+        yield
+        store.delete()
+
+    @property
+    def retriever_constructor(self) -> type[KVBoostRetriever]:
+        return KVBoostRetriever
+
+    @property
+    def retriever_constructor_params(self) -> dict:
+        return self.parts
+
+    @property
+    def retriever_query_example(self) -> str:
+        return "What does the cat do?"
