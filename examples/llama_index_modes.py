@@ -28,7 +28,7 @@ from llama_index_quickstart import MiniLM  # noqa: E402
 MODES = ("compact", "refine", "tree_summarize", "simple_summarize", "accumulate")
 TOP_K = 6
 # Templates, answer and padding leave room for some of the nodes only.
-SMALL_WINDOW = 1100
+SMALL_WINDOW = 1200
 
 
 class Contexts(BaseEventHandler):
@@ -88,7 +88,7 @@ def synthesizer(mode: str, llm: KVBoostLLM, window: int | None = None) -> BaseSy
 def main() -> None:
     """Print the table."""
     index = demo_index(demo_documents())
-    questions = [q.question for q in demo_questions()][:6]
+    questions = [q.question for q in demo_questions()][:4]
     with KVBoostEngine.from_pretrained("smollm2", max_prefix_bytes=0) as engine:
         add_nodes(engine, index.docstore.docs.values())
         llm = KVBoostLLM(engine=engine, max_tokens=16, temperature=0, repair="none")

@@ -33,7 +33,7 @@ def engine(smollm2, nodes):
 def tool_engine(smollm2):
     """The same model under a chat template that writes tools."""
     model, tokenizer = smollm2
-    with KVBoostEngine(model, with_template(tokenizer, TOOL_TEMPLATE), reuse="off") as made:
+    with KVBoostEngine(model, with_template(tokenizer, TOOL_TEMPLATE)) as made:
         yield made
 
 

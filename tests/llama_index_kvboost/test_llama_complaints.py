@@ -7,11 +7,13 @@ import copy
 import socket
 
 import pytest
+from llama_index.core import get_response_synthesizer
 from llama_index.core.base.llms.types import ToolCallBlock
 from llama_index.core.llms import ChatMessage
 from llama_index.core.prompts import PromptTemplate
+from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.tools import FunctionTool
-from llama_index.llms.kvboost import KVBoostLLM
+from llama_index.llms.kvboost import KVBoostLLM, RequestError
 from tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tokenizers.processors import TemplateProcessing
 
@@ -227,13 +229,17 @@ def test_complaint_18_arguments_reach_the_chat_template(tool_llm):
     assert styled == preset.chat(MESSAGES, max_tokens=1).raw["usage"]["prompt_tokens"] > plain
 
 
-def test_complaint_19_a_prompt_over_the_window_is_an_error(llm):
+def test_complaint_19_a_prompt_over_the_window_is_an_error(llm, index):
     long = [ChatMessage(role="user", content="word " * 9000)]
-    with pytest.raises(ContextWindowError, match="context window is 8192"):
+    with pytest.raises(RequestError, match="context window is 8192") as caught:
         llm.chat(long)
-    with pytest.raises(ContextWindowError):
+    assert isinstance(caught.value.__cause__, ContextWindowError)
+    with pytest.raises(RequestError):
         next(llm.stream_chat(long))
-    with pytest.raises(ContextWindowError):
+    with pytest.raises(RequestError):
         asyncio.run(llm.achat(long))
-    with pytest.raises(ContextWindowError):
-        llm.chat(MESSAGES, max_tokens=8192)
+    # LlamaIndex answers "Empty Response" to a ValueError.
+    wordy = llm.model_copy(update={"max_tokens": 8190})
+    synthesizer = get_response_synthesizer(llm=wordy, prompt_helper=llm.prompt_helper())
+    with pytest.raises(RequestError):
+        RetrieverQueryEngine(index.as_retriever(), synthesizer).query(QUESTION)

@@ -9,7 +9,9 @@ import pytest
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ToolCallBlock
 from llama_index.core.llms import ChatMessage
+from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor import SimilarityPostprocessor
+from llama_index.core.prompts import ChatPromptTemplate
 from llama_index.core.retrievers import BaseRetriever, QueryFusionRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.tools import FunctionTool, RetrieverTool
@@ -21,13 +23,14 @@ from llama_index.llms.kvboost import (
     RetrievalHandler,
     add_nodes,
     collect_reports,
+    question_layout,
     track_retrievals,
 )
 from llama_index.llms.kvboost.synthesizer import pack
 from llama_index_instrumentation import root_dispatcher
 from llama_setup import observe
 
-from kvboost_rag import SpanKind
+from kvboost_rag import KVBoostEngine, Layout, SpanKind
 
 pytestmark = pytest.mark.real
 QUESTION = "When was Warsaw's first stock exchange established?"
@@ -36,6 +39,11 @@ QUESTION = "When was Warsaw's first stock exchange established?"
 def reused(report):
     """Ids of the documents whose KV was taken from the store."""
     return {s.document_id for s in report.spans if s.document_id and s.kind is not SpanKind.COMPUTED}
+
+
+def memory():
+    """The one kind of chat memory that opens no database."""
+    return ChatMemoryBuffer.from_defaults(token_limit=3000)
 
 
 def retrieved(engine, ids):
@@ -164,7 +172,7 @@ def test_what_goes_wrong_while_counting_is_logged(llm, caplog):
 
 
 def test_a_chat_engine_reuses_in_every_turn(index, llm, ids):
-    chat = index.as_chat_engine(chat_mode="context", llm=llm, similarity_top_k=2)
+    chat = index.as_chat_engine(chat_mode="context", llm=llm, similarity_top_k=2, memory=memory())
     with collect_reports() as reports:
         chat.chat(QUESTION)
         chat.chat("And again: " + QUESTION)
@@ -220,11 +228,13 @@ def test_a_required_tool_that_is_not_called_is_an_error(tool_llm):
         tool_llm.chat_with_tools(TOOLS, user_msg="Say hello.", tool_required=True, max_tokens=3)
 
 
+# Of pydantic, when a workflow looks through its own attributes.
+@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")
 def test_a_function_agent_calls_a_tool_and_answers(tool_llm):
     agent = FunctionAgent(tools=TOOLS, llm=tool_llm)
 
     async def main():
-        return await agent.run(user_msg="What is the weather in Oslo?", chat_history=HISTORY)
+        return await agent.run(user_msg="What is the weather in Oslo?", chat_history=HISTORY, memory=memory())
 
     output = asyncio.run(main())
     assert [call.tool_kwargs for call in output.tool_calls] == [{"city": "Oslo"}]
@@ -232,16 +242,34 @@ def test_a_function_agent_calls_a_tool_and_answers(tool_llm):
 
 
 def test_eight_threads_and_asyncio_give_the_serial_answers(index, llm):
-    engine = index.as_query_engine(llm=llm, similarity_top_k=1)
-    questions = [f"{QUESTION} Say it {n} times." for n in range(8)]
+    engine = index.as_query_engine(llm=llm.model_copy(update={"max_tokens": 3}), similarity_top_k=1)
+    questions = [f"{n}: {QUESTION}" for n in range(8)]
     serial = [str(engine.query(question)) for question in questions]
     with ThreadPoolExecutor(8) as pool:
         assert [str(response) for response in pool.map(engine.query, questions)] == serial
 
     async def main():
-        return await asyncio.gather(*map(engine.aquery, questions))
+        return await asyncio.gather(*map(engine.aquery, questions[:4]))
 
-    assert [str(response) for response in asyncio.run(main())] == serial
+    assert [str(response) for response in asyncio.run(main())] == serial[:4]
+
+
+def test_the_first_node_is_exact_in_the_layout_of_question_prompts(index, llm, smollm2):
+    with KVBoostEngine(*smollm2, layout=question_layout(), max_prefix_bytes=0) as engine:
+        own = KVBoostLLM(engine=engine, max_tokens=1, temperature=0)
+        query_engine = KVBoostQueryEngine.from_index(index, own, similarity_top_k=1, precompute=False)
+        with collect_reports() as reports:
+            query_engine.query(QUESTION)
+            query_engine.query("Say it again: " + QUESTION)
+    kinds = {span.kind for span in reports[1].spans if span.document_id}
+    assert kinds == {SpanKind.EXACT}
+
+
+def test_a_layout_is_made_of_question_templates_only():
+    template = ChatPromptTemplate.from_messages([("user", "Read {context_str}. Now {query_str}")])
+    assert question_layout(template) == Layout(lead_in="Read ", question=". Now {question}")
+    with pytest.raises(ValueError, match="by hand"):
+        question_layout(ChatPromptTemplate.from_messages([("user", "Ask {query_str} of {context_str}")]))
 
 
 def test_packing_keeps_texts_whole_and_in_order():

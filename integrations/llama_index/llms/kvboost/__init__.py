@@ -1,6 +1,8 @@
 """LlamaIndex classes that reuse the KV of retrieved nodes: an LLM, and what goes around it in a query engine."""
 
+from llama_index.llms.kvboost.errors import RequestError
 from llama_index.llms.kvboost.handlers import RetrievalHandler, collect_reports, track_retrievals
+from llama_index.llms.kvboost.layout import question_layout
 from llama_index.llms.kvboost.llm import KVBoostLLM
 from llama_index.llms.kvboost.nodes import add_nodes
 from llama_index.llms.kvboost.postprocessor import KVBoostPostprocessor
@@ -12,8 +14,10 @@ __all__ = [
     "KVBoostPostprocessor",
     "KVBoostQueryEngine",
     "KVBoostSynthesizer",
+    "RequestError",
     "RetrievalHandler",
     "add_nodes",
     "collect_reports",
+    "question_layout",
     "track_retrievals",
 ]

@@ -12,6 +12,7 @@ from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr
 from llama_index.core.constants import DEFAULT_CONTEXT_WINDOW
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.llms.llm import default_completion_to_prompt
+from llama_index.llms.kvboost.layout import question_layout
 from llama_index.llms.kvboost.messages import to_template_messages
 from llama_index.llms.kvboost.options import Configurable
 from llama_index.llms.kvboost.tools import takes_tools
@@ -32,7 +33,8 @@ class EngineLLM(Configurable):
     Parameters
     ----------
     model
-        What :meth:`kvboost_rag.KVBoostEngine.from_pretrained` loads, when it is first needed.
+        What :meth:`kvboost_rag.KVBoostEngine.from_pretrained` loads, when it is first needed; with the layout of
+        LlamaIndex's question prompts, unless ``engine_options`` name another.
     engine
         A ready engine, instead of ``model``.
     **fields
@@ -58,7 +60,8 @@ class EngineLLM(Configurable):
             if fields.get("engine_options"):
                 raise ValueError("engine_options are for a model that is loaded; set them where the engine is made")
             model = engine.model.config.name_or_path or engine.model.config.model_type
-        super().__init__(**fields, **{"model": model})
+        values: dict[str, Any] = {**fields, "model": model}
+        super().__init__(**values)
         self._engine = engine
 
     @property
@@ -66,7 +69,8 @@ class EngineLLM(Configurable):
         """The engine, loaded if it is not there yet."""
         with _LOADING:
             if self._engine is None:
-                self._engine = KVBoostEngine.from_pretrained(self.model, **self.engine_options)
+                options = {"layout": question_layout(), **self.engine_options}
+                self._engine = KVBoostEngine.from_pretrained(self.model, **options)
             return self._engine
 
     @property

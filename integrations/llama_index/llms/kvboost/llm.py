@@ -11,7 +11,6 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, Completi
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.llm import ToolSelection
 from llama_index.llms.kvboost.base import EngineLLM, Prompt
-from llama_index.llms.kvboost.escaped import warn_of_escaped_documents
 from llama_index.llms.kvboost.responses import Part, chat_response, completion_response, parts
 from llama_index.llms.kvboost.threads import in_threads
 from llama_index.llms.kvboost.tools import conversation, first_call_only, offered, selections, tool_names
@@ -30,7 +29,7 @@ class KVBoostLLM(EngineLLM):
     Nodes become known through :func:`add_nodes`, :class:`KVBoostPostprocessor`, :func:`track_retrievals` or
     ``engine.add_documents``. Every method takes, as keyword arguments, the fields that may change from call to call
     (``max_tokens``, ``temperature``, ``stop``, ``seed``, ``repair``, ``template_options`` and so on); an unknown one
-    raises ValueError.
+    raises ValueError. What the engine refuses raises :class:`RequestError`.
 
     The async methods compute in threads, and cancelling or closing them stops the compute. The last response of a
     stream has an empty delta and, as every whole response, ``raw`` with ``usage``, ``finish_reason`` and the engine's
@@ -39,7 +38,8 @@ class KVBoostLLM(EngineLLM):
     Parameters
     ----------
     model
-        What :meth:`kvboost_rag.KVBoostEngine.from_pretrained` loads, when it is first needed.
+        What :meth:`kvboost_rag.KVBoostEngine.from_pretrained` loads, when it is first needed; with the layout of
+        LlamaIndex's question prompts, unless ``engine_options`` name another.
     engine
         A ready engine, instead of ``model``; several LLMs may share it.
     **fields
@@ -163,10 +163,7 @@ class KVBoostLLM(EngineLLM):
         self, prompt: Callable[[], Prompt], options: Mapping[str, Any], respond: Callable[[Part], R]
     ) -> Generator[R, None, None]:
         """Do everything, loading and rendering too, where the generator is consumed: maybe in a thread."""
-        engine, asked = self.engine, prompt()
-        for text in [asked] if isinstance(asked, str) else [message["content"] for message in asked]:
-            warn_of_escaped_documents(engine, text)
-        with closing(parts(engine, asked, options)) as answer:
+        with closing(parts(self.engine, prompt, options)) as answer:
             for part in answer:
                 yield respond(part)
 

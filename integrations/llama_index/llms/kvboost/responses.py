@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,8 @@ from llama_index.core.base.llms.types import (
     TextBlock,
     ToolCallBlock,
 )
+from llama_index.llms.kvboost.errors import RequestError
+from llama_index.llms.kvboost.escaped import warn_of_escaped_documents
 from llama_index.llms.kvboost.tool_calls import find_tool_calls
 
 from kvboost_rag import KVBoostEngine, Result, SpanKind
@@ -41,19 +43,47 @@ class Part:
     result: Result | None = None
 
 
-def parts(engine: KVBoostEngine, prompt: Any, options: Mapping[str, Any]) -> Generator[Part, None, None]:
-    """Answer a prompt; takes what :meth:`kvboost_rag.KVBoostEngine.stream` takes, and stops it when closed."""
+def parts(
+    engine: KVBoostEngine, prompt: Callable[[], Any], options: Mapping[str, Any]
+) -> Generator[Part, None, None]:
+    """Answer a prompt; closing the generator stops the compute.
+
+    Parameters
+    ----------
+    engine
+        Answers.
+    prompt
+        Makes what :meth:`kvboost_rag.KVBoostEngine.stream` takes.
+    options
+        Of the same method.
+
+    Raises
+    ------
+    RequestError
+        From the first ``next``, if the prompt can not be made or the engine refuses it.
+    """
     text = ""
-    with closing(engine.stream(prompt, **options)) as stream:
+    with closing(_stream(engine, prompt, options)) as stream:
         while True:
             try:
                 delta = next(stream).text
             except StopIteration as end:
                 yield Part(end.value.text, "", end.value)
                 return
+            except ValueError as error:
+                raise RequestError(str(error)) from error
             if delta:
                 text += delta
                 yield Part(text, delta)
+
+
+def _stream(
+    engine: KVBoostEngine, prompt: Callable[[], Any], options: Mapping[str, Any]
+) -> Generator[Any, None, Result]:
+    asked = prompt()
+    for text in [asked] if isinstance(asked, str) else [message["content"] for message in asked]:
+        warn_of_escaped_documents(engine, text)
+    return (yield from engine.stream(asked, **options))
 
 
 def raw(result: Result) -> dict[str, Any]:
