@@ -86,6 +86,11 @@ def test_predict_and_callbacks_see_the_models_own_token_counts(llm, expected):
     assert counts == [(expected.prompt_tokens, 6)] * 2
 
 
+def test_an_answer_may_take_so_long_and_no_longer(llm):
+    with pytest.raises(TimeoutError):
+        llm.chat(MESSAGES, max_tokens=4000, timeout=0.5)
+
+
 def test_closing_a_stream_stops_the_compute(llm, engine):
     stream = llm.stream_chat(MESSAGES, max_tokens=4000)
     next(stream)

@@ -38,14 +38,12 @@ def add_nodes(engine: KVBoostEngine, nodes: Nodes, *, show_progress: bool = Fals
 
 def known_ids(engine: KVBoostEngine, nodes: Nodes) -> list[str]:
     """Ids of the nodes that the engine knows, each once, in order."""
-    known = {document.id for document in engine.documents}
-    return list(dict.fromkeys(i for i in map(_id, nodes) if i in known))
+    return [i for i in dict.fromkeys(map(_id, nodes)) if engine.get_document(i)]
 
 
 def unknown_nodes(engine: KVBoostEngine, nodes: Iterable[NodeWithScore]) -> list[NodeWithScore]:
     """Nodes that the engine does not know, in order."""
-    known = {document.id for document in engine.documents}
-    return [node for node in nodes if _id(node) not in known]
+    return [node for node in nodes if engine.get_document(_id(node)) is None]
 
 
 def _node(node: BaseNode | NodeWithScore) -> BaseNode:

@@ -25,6 +25,7 @@ class Configurable(FunctionCallingLLM):
     stop: str | Sequence[str] | None = Field(default=None, description="Strings that end an answer and are cut off.")
     repair: str | None = Field(default=None, description="Which reused tokens are computed again; None: the engine's.")
     quality: str | float | None = Field(default=None, description="For the repair 'auto'; None: the engine's.")
+    timeout: float | None = Field(default=None, description="Most seconds of an answer; then TimeoutError is raised.")
     reuse: bool = Field(default=True, description="False computes whole prompts, as a reference.")
     template_options: dict[str, Any] = Field(default_factory=dict, description="Arguments of the chat template.")
 
