@@ -407,7 +407,7 @@ def test_a_damaged_file_is_a_miss_and_a_log_line(tmp_path, caplog):
     with make_engine(cache_dir=tmp_path) as engine:
         engine.add_documents(DOCUMENTS)
         expected = engine.generate("Why?", documents=["zebra"], **GREEDY).token_ids
-    for file in tmp_path.glob("*.safetensors"):
+    for file in tmp_path.rglob("*.safetensors"):
         content = bytearray(file.read_bytes())
         content[-5] ^= 1
         file.write_bytes(content)

@@ -18,7 +18,7 @@ from tiny import tiny_model, tiny_tokenizer
 from kvboost_rag import Document, KVBoostEngine, Layout, SpanKind
 from kvboost_rag.generic_texts import CONTEXT_TEXT
 from kvboost_rag.locate import Locator
-from kvboost_rag.store.disk import _checksum
+from kvboost_rag.store.chunk_file import checksum
 
 TALK = [{"role": "user", "content": "Hello there, who are you?"}]
 
@@ -143,13 +143,13 @@ def test_a_file_of_another_shape_is_a_miss_even_with_a_valid_checksum(tmp_path, 
         "dtype": lambda t: t.to(torch.int8),
         "heads": lambda t: t[:, :1].contiguous(),
     }
-    for path in tmp_path.glob("*.safetensors"):
+    for path in tmp_path.rglob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             meta = file.metadata()
             tensors = {name: file.get_tensor(name).clone() for name in ("keys", "values", "token_ids")}
         for name in ("keys", "values"):
             tensors[name] = edits[change](tensors[name])
-        save_file(tensors, path, metadata={**meta, "checksum": _checksum(tensors)})
+        save_file(tensors, path, metadata={**meta, "checksum": checksum(meta, tensors)})
     with make_engine(cache_dir=tmp_path) as engine:
         engine.add_documents(DOCUMENTS)
         result = engine.generate("Why?", documents=["zebra"], **GREEDY)
@@ -163,15 +163,17 @@ def test_a_new_version_takes_the_old_one_off_the_disk_across_restarts(tmp_path):
     with make_engine(cache_dir=tmp_path) as engine:
         engine.add_documents([Document("a", MUSIC), Document("b", RAIN)])
         expected = sum(len(engine._registry.get(i).chunks) for i in "ab")
-        assert len(list(tmp_path.glob("*.safetensors"))) == expected
+        engine._store.flush()
+        assert len(list(tmp_path.rglob("*.safetensors"))) == expected
         engine.remove_documents(["a", "b"])
-    assert not list(tmp_path.glob("*.safetensors"))
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_a_file_that_can_not_be_removed_does_not_stop_the_removal(tmp_path):
     with make_engine(cache_dir=tmp_path) as engine:
         engine.add_documents(DOCUMENTS)
-        for path in list(tmp_path.glob("*.safetensors")):
+        engine._store.flush()
+        for path in list(tmp_path.rglob("*.safetensors")):
             path.unlink()
             path.mkdir()
         engine.remove_documents(["zebra", "music"])
