@@ -94,6 +94,20 @@ def test_what_stands_behind_a_refused_chunk_is_refused():
     assert unlimited.put(a[2])
 
 
+def test_what_stands_behind_an_evicted_chunk_is_refused_until_that_is_back():
+    a, b = document("a", [4, 4, 4]), document("b", [4])
+    store = MemoryStore(3 * 4 * BYTES_A_TOKEN)
+    offered(store, a[:2])
+    offered(store, b)
+    for _ in range(2):
+        store.note(prefixes(b), Event.USED)
+    offered(store, document("c", [4]))
+    assert (held(store, a), held(store, b)) == (1, 1)
+    store.note(prefixes(a), Event.USED)
+    assert not store.put(a[2])
+    assert offered(store, a[1:]) == [True, False]
+
+
 def test_a_chunk_larger_than_the_budget_is_refused_and_logged(caplog):
     store = MemoryStore(4 * BYTES_A_TOKEN)
     (small,), (large,) = document("a", [4]), document("b", [5])

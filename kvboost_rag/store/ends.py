@@ -98,8 +98,9 @@ class DocumentEnds:
         """Queue the last chunks of documents; whether others keep them is seen when they come up."""
         for document_id in document_ids:
             left = {p: index for p, index in self._documents.get(document_id, {}).items() if p not in gone}
+            last = max(left.values(), default=0)
             for prefix, index in left.items():
-                if index == max(left.values()):
+                if index == last:
                     self._queue(prefix)
 
     def _queue(self, prefix: str) -> None:

@@ -92,16 +92,16 @@ class MemoryStore(ChunkStore):
 
     def _make_room(self, entry: ChunkKV) -> bool:
         """Evict what a chunk is worth more than; False if that is not enough."""
-        chunk, prefix = entry.chunk, entry.chunk.key.prefix
+        chunk, prefix, nbytes = entry.chunk, entry.chunk.key.prefix, entry.nbytes
         if self._max_bytes is None:
             return True
-        if entry.nbytes > self._max_bytes:
-            logger.warning("chunk %s of %d bytes exceeds the budget of %d", prefix, entry.nbytes, self._max_bytes)
+        if nbytes > self._max_bytes:
+            logger.warning("chunk %s of %d bytes exceeds the budget of %d", prefix, nbytes, self._max_bytes)
             return False
         if self._gaps.is_behind(chunk.document_id, chunk.index):
             logger.debug("chunk %s stands behind one that is not kept", prefix)
             return False
-        victims = self._victims(entry, self._nbytes + entry.nbytes - self._max_bytes)
+        victims = self._victims(entry, self._nbytes + nbytes - self._max_bytes)
         for victim in victims or ():
             for document_id, index in self._drop(victim).items():
                 self._gaps.mark(document_id, index, victim)
