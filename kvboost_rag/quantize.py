@@ -20,7 +20,11 @@ KV_DTYPES = ("native", "int8", "int4", "int8/int4")
 """Names of what keys and values are stored as; with a slash where they differ."""
 
 SINK_TOKENS = 0
-"""First tokens of a document that stay native unless asked otherwise."""
+"""First tokens of a document that stay native unless asked otherwise.
+
+None: behind the canonical head no document begins with an attention sink, 4 or 16 native tokens brought no answer of
+SmolLM2-135M closer to full prefill in any form, and as few as 2 of 170 take int8 to its limit of .27 of float32.
+"""
 
 _BITS = {"int8": 8, "int4": 4}
 # About so many tokens share a channel's scale. Fewer are more precise and take more bytes.
