@@ -52,9 +52,9 @@ class DocumentEnds:
         for kept in (self._documents, self._places, self._heap, self._queued):
             kept.clear()
 
-    def share_document(self, prefix: str, document_id: str) -> bool:
-        """Whether a stored chunk is part of a document."""
-        return document_id in self._places[prefix]
+    def stands_before(self, prefix: str, document_id: str, index: int) -> bool:
+        """Whether a stored chunk has a lower index in a document; the others in it may be of an earlier version."""
+        return self._places[prefix].get(document_id, index) < index
 
     def lowest(self, keep: Callable[[str], bool]) -> Generator[str, None, None]:
         """Iterate over the chunks in the order in which they would go, each as if those before it were gone.

@@ -14,7 +14,7 @@ from kvboost_rag.store.ends import DocumentEnds
 from kvboost_rag.store.eviction import EvictionScore, parse_eviction
 from kvboost_rag.store.gaps import Gaps
 from kvboost_rag.store.holds import Holds
-from kvboost_rag.types import ChunkKey, ChunkKV, TokenIds
+from kvboost_rag.types import Chunk, ChunkKey, ChunkKV, TokenIds
 from kvboost_rag.usage import Event, UsageLedger
 
 __all__ = ["MemoryStore"]
@@ -98,21 +98,26 @@ class MemoryStore(ChunkStore):
         if nbytes > self._max_bytes:
             logger.warning("chunk %s of %d bytes exceeds the budget of %d", prefix, nbytes, self._max_bytes)
             return False
+        if chunk.index == 0:
+            # Where a document begins anew, perhaps with another text, nothing is missing yet.
+            self._gaps.forget(chunk.document_id)
         if self._gaps.is_behind(chunk.document_id, chunk.index):
             logger.debug("chunk %s stands behind one that is not kept", prefix)
             return False
         victims = self._victims(entry, self._nbytes + nbytes - self._max_bytes)
         for victim in victims or ():
             for document_id, index in self._drop(victim).items():
-                self._gaps.mark(document_id, index, victim)
+                # What goes of the document itself is of an earlier version.
+                if document_id != chunk.document_id:
+                    self._gaps.mark(document_id, index, victim)
         return victims is not None
 
     def _victims(self, entry: ChunkKV, surplus: int) -> list[str] | None:
         """Choose what goes for a chunk; None, and a log line, if the chunk is worth less or nothing can go."""
-        prefix, document_id = entry.chunk.key.prefix, entry.chunk.document_id
+        prefix = entry.chunk.key.prefix
         worth = math.inf if prefix in self._pins else self._score.value(entry, self._usage)
         victims: list[str] = []
-        with closing(self._ends.lowest(lambda stored: self._must_stay(stored, document_id))) as lowest:
+        with closing(self._ends.lowest(lambda stored: self._must_stay(stored, entry.chunk))) as lowest:
             while surplus > 0:
                 victim = next(lowest, None)
                 if victim is None:
@@ -130,7 +135,7 @@ class MemoryStore(ChunkStore):
         with self._lock:
             if self._max_bytes is None or prefix in self._pins:
                 return True
-            with closing(self._ends.lowest(lambda stored: self._must_stay(stored, ""))) as lowest:
+            with closing(self._ends.lowest(self._must_stay)) as lowest:
                 victim = next(lowest, None)
             if victim is None:
                 return not self._entries
@@ -140,8 +145,10 @@ class MemoryStore(ChunkStore):
             offered = replace(stored, chunk=replace(stored.chunk, key=ChunkKey(prefix, stored.chunk.key.content)))
             return self._score.value(offered, self._usage) >= self._scored(victim)[0]
 
-    def _must_stay(self, prefix: str, document_id: str) -> bool:
-        return prefix in self._pins or self._holds.in_use(prefix) or self._ends.share_document(prefix, document_id)
+    def _must_stay(self, prefix: str, offered: Chunk | None = None) -> bool:
+        if prefix in self._pins or self._holds.in_use(prefix):
+            return True
+        return offered is not None and self._ends.stands_before(prefix, offered.document_id, offered.index)
 
     def _give_out(self, prefix: str) -> None:
         self._touches += 1
