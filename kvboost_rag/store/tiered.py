@@ -47,9 +47,9 @@ class TieredStore(ChunkStore):
         """Keep a chunk; True if either store holds it, the slow one perhaps only later."""
         prefix = entry.chunk.key.prefix
         with self._guard:
+            in_fast = self._fast.put(entry)
             if prefix in self._pending:
                 return True
-            in_fast = self._fast.put(entry)
             if in_fast:
                 # Nothing is put into the fast store meanwhile, which might evict the entry before it is pinned.
                 self._fast.pin([prefix])
@@ -151,10 +151,8 @@ class TieredStore(ChunkStore):
 
     def _promoted(self, entry: ChunkKV) -> ChunkKV:
         """Give a chunk to the fast store, and get it from there as any other; or as it is if that can not take it."""
-        prefix, token_ids = entry.chunk.key.prefix, entry.chunk.token_ids
-        if prefix not in self._fast and not self._fast.put(entry):
-            return entry
-        return self._fast.get(prefix, token_ids) or entry
+        kept = self._fast.get(entry.chunk.key.prefix, entry.chunk.token_ids) if self._fast.put(entry) else None
+        return kept or entry
 
     def prefetch(self, wanted: Iterable[tuple[str, TokenIds]]) -> None:
         """Begin to move chunks up, by prefix key and tokens."""
