@@ -86,7 +86,8 @@ def fill(folder: str) -> None:
         put.append(entry)
     assert 3 < len(put) < 1000
     assert not list(temporary_files(Path(folder)))
-    assert all(same(get(store, entry), entry) for entry in put)
+    for opened in (store, open_store(folder, max_bytes=1 << 30)):
+        assert all(same(get(opened, entry), entry) for entry in put)
     for entry in put[:2]:
         store.delete(entry.chunk.key)
     assert store.put(put[0])

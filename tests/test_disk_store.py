@@ -161,6 +161,17 @@ def test_what_can_not_fit_evicts_nothing(tmp_path, size, caplog):
     assert not open_store(tmp_path / "nothing", max_bytes=0).put(make_chunk(1))
 
 
+def test_a_smaller_budget_holds_from_the_opening_on(tmp_path, size, caplog):
+    put_all(open_store(tmp_path), document(1, 4))
+    put_all(open_store(tmp_path, OTHER), document(2, 4))
+    assert len(open_store(tmp_path, max_bytes=4 * size)) + len(open_store(tmp_path, OTHER)) == 3
+    assert folder_bytes(tmp_path) <= 4 * size
+    assert not caplog.records
+    (tmp_path / "notes.txt").write_bytes(b"x" * 5 * size)
+    open_store(tmp_path, max_bytes=4 * size)
+    assert "exceeds its budget" in caplog.text
+
+
 def test_a_document_that_is_too_long_keeps_its_beginning(tmp_path, size):
     store, entries = open_store(tmp_path, max_bytes=4 * size), document(1, 6)
     assert [store.put(entry) for entry in entries] == [True] * 3 + [False] * 3

@@ -71,7 +71,7 @@ class FolderLock:
         Raises
         ------
         OSError
-            If the disk refuses.
+            If the folder can not be written.
         """
         path = self._folder / WRITER
         # After a fork there are two holders with one name.
@@ -81,5 +81,9 @@ class FolderLock:
                 return True
         except FileNotFoundError:
             pass
-        path.write_text(name, encoding="utf-8")
+        try:
+            path.write_text(name, encoding="utf-8")
+        except OSError:
+            # On a full disk no name is as good as another one: whoever asks next will not find its own.
+            path.unlink(missing_ok=True)
         return False

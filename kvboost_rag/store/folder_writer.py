@@ -12,8 +12,8 @@ from kvboost_rag.store.base import logger
 from kvboost_rag.store.chunk_file import ChunkFile, write_atomically
 from kvboost_rag.store.file_index import FileIndex
 from kvboost_rag.store.folder_lock import FolderLock
-from kvboost_rag.store.layout import temporary_files
-from kvboost_rag.store.room import Room, eviction_order
+from kvboost_rag.store.layout import WRITING, temporary_files
+from kvboost_rag.store.room import Order, Room, eviction_order
 from kvboost_rag.store.usage_file import Worth
 from kvboost_rag.usage import UsageLedger
 
@@ -43,15 +43,17 @@ class FolderWriter:
         self._room = Room(folder, index, max_bytes)
 
     def open(self) -> None:
-        """See that the folder can be written, and remove what killed writers left.
+        """See that the folder can be written, and remove what killed writers left and what exceeds the budget.
 
         Raises
         ------
         OSError
             If it can not.
         """
-        with self._held("removing what killed writers left"), tempfile.TemporaryFile(dir=self._folder / self._identity):
-            pass
+        own = self._folder / self._identity
+        with self._held("clearing up") as held, tempfile.TemporaryFile(dir=own, prefix=WRITING):
+            if held and not self._room.make(0, self._order(lambda file: False)):
+                logger.warning("%s exceeds its budget by what is no chunk; see what else lies there", self._folder)
 
     @contextmanager
     def _held(self, purpose: str) -> Iterator[bool]:
@@ -86,11 +88,13 @@ class FolderWriter:
             return False
 
     def _write(self, path: Path, payload: bytes, kept: Callable[[ChunkFile], bool]) -> bool:
-        worth = Worth(self._folder, self._identity, self._usage)
-        if not self._room.make(len(payload), partial(eviction_order, worth=worth, kept=kept)):
+        if not self._room.make(len(payload), self._order(kept)):
             logger.warning("%s was not written: there is no room for %d bytes more", path, len(payload))
             return False
         # Before it is written: should that fail, the count is too high rather than too low.
         self._room.added(len(payload))
         write_atomically(path, payload)
         return True
+
+    def _order(self, kept: Callable[[ChunkFile], bool]) -> Order:
+        return partial(eviction_order, worth=Worth(self._folder, self._identity, self._usage), kept=kept)
