@@ -145,13 +145,13 @@ def tool_first(request: Any, handler: Any) -> Any:
     """Have the tool called once, then answered: a model this small would not do so by itself."""
     begun = any(message.type == "tool" for message in request.messages)
     if not begun:
-        return handler(request.override(tool_choice="any"))
-    return handler(request.override(tools=[], model_settings={"max_tokens": 4}))
+        return handler(request.override(tool_choice="any", model_settings={"max_tokens": 60}))
+    return handler(request.override(tools=[]))
 
 
 def agent(s: Setting, options: dict[str, Any], watch: Watch, search: Any) -> list[str]:
     """Let an agent search, and answer from what it found."""
-    chat = ChatKVBoost(engine=s.engine, **{**options, "max_tokens": 48})
+    chat = ChatKVBoost(engine=s.engine, **options)
     made = create_agent(chat, [search], middleware=[tool_first])
     state = made.invoke({"messages": [("human", QUESTION)]}, config={"callbacks": [watch]})
     (call,) = [call for m in state["messages"] if m.type == "ai" for call in m.tool_calls]

@@ -141,7 +141,8 @@ class ChatKVBoost(BaseChatModel, Settings):
     def get_num_tokens_from_messages(self, messages: list[BaseMessage], tools: Sequence[Any] | None = None) -> int:
         """Count the tokens of the prompt that these messages and tools become."""
         formatted = [convert_to_openai_tool(tool) for tool in tools or ()]
-        call = self._call(messages, None, {"tools": formatted} if formatted else {})
+        # Counting is no reason to compute KV.
+        call = self._call(messages, None, {"tools": formatted} if formatted else {}, register_documents=False)
         options = call.options["template_options"]
         return len(call.engine.tokenize(call.prompt, template_options=options))
 
@@ -162,12 +163,20 @@ class ChatKVBoost(BaseChatModel, Settings):
         params["ls_model_name"] = kwargs.get("model") or self.model_label
         return params
 
-    def _call(self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any]) -> _Call:
+    def _call(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None,
+        kwargs: dict[str, Any],
+        *,
+        register_documents: bool = True,
+    ) -> _Call:
         self._taken(kwargs, CALL_ARGUMENTS)
         engine, model = self._engine_of(kwargs)
         options = self._options_of(kwargs, stop)
         template_options = {**self.chat_template_kwargs, **kwargs.get("chat_template_kwargs", {})}
-        composed = compose(engine, messages, kwargs, template_options, register_documents=self.register_documents)
+        register = register_documents and self.register_documents
+        composed = compose(engine, messages, kwargs, template_options, register_documents=register)
         return _Call(engine, model, composed.prompt, {**options, **composed.options}, composed.reader, composed.notes)
 
     def _generate(

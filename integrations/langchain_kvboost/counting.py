@@ -141,9 +141,8 @@ def track_retrievals(
     if not _hooked.is_set():
         _hooked.set()
         register_configure_hook(_handler, inheritable=True)
-    token = _handler.set(RetrievalFrequencyHandler(engine, register_documents=register_documents))
-    handler = _handler.get()
-    assert handler is not None
+    handler = RetrievalFrequencyHandler(engine, register_documents=register_documents)
+    token = _handler.set(handler)
     try:
         yield handler
     finally:

@@ -141,7 +141,8 @@ def _manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise ValueError(f"{path} is not of format {FORMAT}; save it anew with this version")
     missing = {"metric", "index_factory", "dim", "documents", "sha256"} - set(manifest)
-    if missing or _DOCS not in manifest["sha256"] or set(manifest["sha256"]) - {_DOCS, _INDEX}:
+    files = manifest.get("sha256")
+    if missing or not isinstance(files, dict) or not {_DOCS} <= set(files) <= {_DOCS, _INDEX}:
         raise ValueError(f"{path} is incomplete; save it anew")
     return manifest
 

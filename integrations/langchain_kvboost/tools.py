@@ -10,7 +10,7 @@ from typing import Any
 
 from langchain_kvboost.structured import call_grammar
 
-__all__ = ["CallReader", "FreeReader", "Piece", "Reader", "TextReader", "ToolRequest", "parsed_call"]
+__all__ = ["CallReader", "FreeReader", "Piece", "Reader", "ToolRequest", "parsed_call"]
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _BETWEEN = ', "arguments": '
@@ -92,10 +92,10 @@ class ToolRequest:
         """Make what reads the answer."""
         if self.forced:
             return CallReader(self.forced)
-        return FreeReader() if self.tools else TextReader()
+        return FreeReader() if self.tools else Reader()
 
 
-class TextReader:
+class Reader:
     """Reads an answer that is text."""
 
     def push(self, text: str) -> list[Piece]:
@@ -107,7 +107,7 @@ class TextReader:
         return []
 
 
-class CallReader(TextReader):
+class CallReader(Reader):
     """Reads the one call that an answer was forced to be.
 
     Parameters
@@ -135,7 +135,7 @@ class CallReader(TextReader):
         return [Piece(self._held.lstrip(), 0, self._name, _new_id())]
 
 
-class FreeReader(TextReader):
+class FreeReader(Reader):
     """Reads text that may hold calls: tagged ones, or an answer that is nothing but a call's JSON."""
 
     def __init__(self) -> None:
@@ -168,9 +168,6 @@ class FreeReader(TextReader):
             pieces.append(_call(call, number) or Piece(call.strip(), number, "", _new_id()))
             pieces += [Piece(after)] if after.strip() else []
         return [Piece(before), *pieces] if before.strip() else pieces
-
-
-Reader = TextReader
 
 
 def parsed_call(arguments: str) -> dict[str, Any]:

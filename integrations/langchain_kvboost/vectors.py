@@ -85,12 +85,22 @@ class Vectors:
             matrix /= np.where(norms > 0, norms, 1)
         return matrix
 
-    def add(self, numbers: Sequence[int], vectors: Matrix) -> None:
-        """Add prepared vectors under numbers that are not in use."""
+    def make_ready(self, vectors: Matrix) -> None:
+        """Make and train the index, unless it is.
+
+        Raises
+        ------
+        ValueError
+            If faiss can not make it, or these vectors are too few to train it.
+        """
         if self.index is None:
             self.index = self._made(vectors.shape[1])
         if not self.index.is_trained:
             self._train(vectors)
+
+    def add(self, numbers: Sequence[int], vectors: Matrix) -> None:
+        """Add prepared vectors under numbers that are not in use."""
+        self.make_ready(vectors)
         self.index.add_with_ids(vectors, np.asarray(numbers, dtype=np.int64))
         self._alive.update(numbers)
 

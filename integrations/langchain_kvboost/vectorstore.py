@@ -106,6 +106,8 @@ class KVBoostVectorStore(VectorStore):
         latest = list({str(document.id): document for document in named}.values())
         if latest:
             vectors = self._vectors.prepared(self._embedding.embed_documents([d.page_content for d in latest]))
+            # Before any KV is computed for texts that could not be indexed.
+            self._vectors.make_ready(vectors)
             self._precompute(latest)
             self._replace(latest, vectors)
         return [str(document.id) for document in named]

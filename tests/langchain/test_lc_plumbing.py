@@ -17,7 +17,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_kvboost import ChatKVBoost, KVBoostLLM, release_engines, share_engine, shared_engine
+from langchain_kvboost import ChatKVBoost, KVBoostLLM, engines, release_engines, share_engine, shared_engine
 from langchain_kvboost.documents import find, register, restore_reprs
 from langchain_kvboost.messages import Abilities, translate
 from langchain_kvboost.tools import FreeReader, ToolRequest
@@ -61,20 +61,26 @@ def reused(answer) -> dict[str, int]:
 # Engines and settings ------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_loaded_once_for_all_objects(tmp_path):
+@pytest.fixture
+def own_registry(monkeypatch):
+    """Keep the engines that other tests share out of this one."""
+    monkeypatch.setattr(engines, "_engines", {})
+    monkeypatch.setattr(engines, "_models", {})
+
+
+def test_a_folder_is_loaded_once_for_all_objects(tmp_path, own_registry):
     tiny_model("llama").save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     chat, llm = ChatKVBoost(model=str(tmp_path), **GREEDY), KVBoostLLM(model=str(tmp_path), **GREEDY)
     other = ChatKVBoost(model=str(tmp_path), engine_options={"namespace": "tenant"})
     with ThreadPoolExecutor(4) as pool:
-        engines = {id(f.result()) for f in [pool.submit(chat.get_engine) for _ in range(4)]}
-    assert engines == {id(llm.get_engine())} != {id(other.get_engine())}
+        made = {id(f.result()) for f in [pool.submit(chat.get_engine) for _ in range(4)]}
+    assert made == {id(llm.get_engine())} != {id(other.get_engine())}
     assert other.get_engine().model is chat.get_engine().model
     assert chat.invoke("Why?").response_metadata["model_name"] == str(tmp_path)
     engine = chat.get_engine()
     release_engines()
     assert shared_engine(str(tmp_path)) is not engine
-    release_engines()
 
 
 def test_making_and_showing_an_object_loads_nothing():
@@ -97,13 +103,12 @@ def test_nothing_to_answer_with_is_refused():
         ChatKVBoost(model="x", dtype="half a byte").invoke("Why?")
 
 
-def test_another_model_for_one_call(engine):
+def test_another_model_for_one_call(engine, own_registry):
     with make_engine() as other:
         share_engine("other", other)
         answer = ChatKVBoost(engine=engine, model="own", **GREEDY).invoke("Why?", model="other")
         assert answer.response_metadata["model_name"] == "other"
         assert other.stats.requests == 1
-    release_engines()
 
 
 def test_reuse_and_repair_arrive(engine):

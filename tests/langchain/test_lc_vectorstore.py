@@ -151,6 +151,10 @@ def test_too_few_texts_to_train_are_refused_and_nothing_is_added():
     with pytest.raises(ValueError, match="3 texts are too few to train"):
         store.add_documents(documents(3))
     assert len(store) == 0
+    with make_engine() as engine:
+        with pytest.raises(ValueError, match="too few"):
+            filled(3, engine=engine, index_factory="IVF16,Flat")
+        assert engine.documents == []
     store.add_documents(documents(40))
     assert len(store.similarity_search("q", k=4)) == 4
 
