@@ -5,7 +5,7 @@ Run it with ``python examples/langchain_paths.py``; it needs the extras ``demo``
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import wrap_model_call
@@ -21,6 +21,7 @@ from langchain_core.stores import InMemoryStore
 from langchain_core.tools import create_retriever_tool, tool
 from langchain_kvboost import ChatKVBoost, KVBoostLLM, KVBoostRetriever, KVBoostVectorStore, MiniLMEmbeddings
 from langchain_text_splitters import RecursiveCharacterTextSplitter
+from pydantic import Field
 
 from kvboost_rag import KVBoostEngine
 from kvboost_rag.demo_documents import demo_documents
@@ -167,7 +168,7 @@ def agent_artifact(s: Setting, options: dict[str, Any], watch: Watch) -> list[st
     """create_agent and a tool with content and artifact."""
 
     @tool(response_format="content_and_artifact")
-    def search(query: str) -> tuple[str, list[Document]]:
+    def search(query: Annotated[str, Field(max_length=32)]) -> tuple[str, list[Document]]:
         """Search the documents."""
         found = s.store.similarity_search(query, k=3)
         return "\n\n".join(f"Source: {d.metadata}\nContent: {d.page_content}" for d in found), found

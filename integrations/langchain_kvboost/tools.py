@@ -65,6 +65,8 @@ class ToolRequest:
             choice = choice.get("function", choice).get("name", choice.get("type"))
         if choice in (None, False, "auto", "none"):
             return cls(() if choice == "none" else tools)
+        if not names:
+            raise ValueError(f"tool_choice={choice!r} without tools; pass tools as well")
         if choice not in ("any", "required", True, *names):
             raise ValueError(f"tool_choice={choice!r} is none of the tools; pass 'any' or one of {', '.join(names)}")
         return cls(tools, (choice,) if choice in names else names)

@@ -370,6 +370,8 @@ def test_a_forced_call_follows_its_schema(engine):
 
 def test_a_choice_that_is_no_tool_is_refused(engine):
     bound = ChatKVBoost(engine=engine, **GREEDY).bind_tools([weather], tool_choice="wether")
+    with pytest.raises(ValueError, match="tool_choice='any' without tools"):
+        ChatKVBoost(engine=engine, **GREEDY).invoke("Why?", tool_choice="any")
     with pytest.raises(ValueError, match="tool_choice='wether' is none of the tools; pass 'any' or one of weather"):
         bound.invoke("Why?")
 
