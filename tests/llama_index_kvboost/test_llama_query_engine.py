@@ -229,7 +229,7 @@ def test_a_required_tool_that_is_not_called_is_an_error(tool_llm):
 
 
 # Of pydantic, when a workflow looks through its own attributes.
-@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")
+@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
 def test_a_function_agent_calls_a_tool_and_answers(tool_llm):
     agent = FunctionAgent(tools=TOOLS, llm=tool_llm)
 
