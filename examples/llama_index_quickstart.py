@@ -31,7 +31,7 @@ if __name__ == "__main__":
     index = VectorStoreIndex.from_documents(documents, embed_model=MiniLM())
     llm = KVBoostLLM("smollm2", max_tokens=32, temperature=0)
     query_engine = KVBoostQueryEngine.from_index(index, llm, similarity_top_k=3)
-    for question in ("When was Warsaw's first stock exchange established?", "What is the Old Town of Warsaw?"):
+    for question in ("What is the basic unit of territorial division in Poland?", "Is a Polish city a commune?"):
         with collect_reports() as reports:
             print(query_engine.query(question))
         print(*reports, sep="\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,5 +49,5 @@ def test_the_example_runs_and_is_short(smollm2):
         [sys.executable, str(path)], capture_output=True, text=True, timeout=400, env={**os.environ}, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "1817" in done.stdout
-    assert done.stdout.count("prompt tokens: ") == 2
+    assert "commune" in done.stdout
+    assert len(re.findall(r"[1-9]\d* approximate", done.stdout)) == 2

@@ -118,7 +118,7 @@ def test_nodes_are_registered_as_they_stand_in_prompts(llm):
 
 @pytest.mark.parametrize("how", ["postprocessor", "handler"])
 def test_unknown_nodes_are_registered_when_they_are_retrieved(index, llm, how):
-    node = TextNode(id_="new", text="The spare key of the boat house hangs behind the third beam on the left.")
+    node = TextNode(id_="new", text=f"The spare key of the boat house hangs behind the third beam, near the {how}.")
     found = [NodeWithScore(node=node, score=1.0)]
     if how == "postprocessor":
         KVBoostPostprocessor(engine=llm.engine, register_nodes=False, count=False).postprocess_nodes(found)
