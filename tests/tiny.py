@@ -123,6 +123,8 @@ CONFIGS = {
     ),
 }
 FAMILIES = tuple(CONFIGS)
+# One of each kind of rotation and window, for what does not depend on the family beyond these.
+CORE = ("llama", "yarn", "qwen3", "mistral-sliding", "gemma3", "glm4", "smollm3", "gpt-neox")
 
 
 @cache
