@@ -12,7 +12,6 @@ from tiny import tiny_model, tiny_tokenizer
 from kvboost_rag import Document, KVBoostEngine
 from kvboost_rag.chunking import AdaptiveChunker
 from kvboost_rag.quantize import KV_DTYPES, dequantize
-from kvboost_rag.rope import rotate
 from kvboost_rag.types import Chunk
 
 TEXTS = {
@@ -112,8 +111,9 @@ def test_the_cache_holds_the_dequantised_entries_at_their_places(kv_dtype, famil
     for p in plan.placements:
         end = p.position + p.end - p.start
         keys, values = (dequantize(x, p.start, p.end, torch.float32) for x in (p.entry.keys, p.entry.values))
-        tables = engine._runner.architecture.rotary_tables(p.position, end)
-        assert torch.equal(cache.keys[:, 0, :, p.position : end], rotate(keys.float(), *tables).to(dtype))
+        rotation, turned = engine._runner.architecture.rotation, torch.empty(keys.shape)
+        rotation.rotate_into(turned, keys.float(), rotation.tables(p.position, end))
+        assert torch.equal(cache.keys[:, 0, :, p.position : end], turned.to(dtype))
         assert torch.equal(cache.values[:, 0, :, p.position : end], values.to(dtype))
 
 
