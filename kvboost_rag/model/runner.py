@@ -148,6 +148,11 @@ class ModelRunner:
             steps |= {"watch": frozenset(layers), "watcher": seen.append}
         with eager_attention_watched(eager, seen.append), suppress(Halted):
             self._run(self.architecture.decoder, token_ids[None], positions, positions, cache, length, steps)
+        if not seen:
+            raise ValueError(
+                f"question-guided repair needs attention weights, which {type(self.model).__name__} does not show with "
+                f"{implementation!r}; choose another repair, as sensitive"
+            )
         return seen
 
     @torch.inference_mode()
