@@ -9,10 +9,14 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     DeepseekV3Config,
+    FalconConfig,
     GPT2Config,
+    GPTJConfig,
     LlamaConfig,
     MambaConfig,
+    MptConfig,
     OPTConfig,
+    Qwen3NextConfig,
     RwkvConfig,
 )
 
@@ -21,12 +25,21 @@ from kvboost_rag.model import ModelRunner, check_support
 from kvboost_rag.model.steering import Steering
 
 SMALL = {"vocab_size": 264, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 257, "eos_token_id": 257}
-ROPE = {"rope_theta": 10000.0}
 REFUSED = {
     "gpt2": (GPT2Config(vocab_size=264, n_embd=32, n_layer=2, n_head=4, eos_token_id=257), "no rotary"),
     "opt": (OPTConfig(**SMALL, ffn_dim=64, num_attention_heads=4, word_embed_proj_dim=32), "no rotary"),
     "bloom": (BloomConfig(vocab_size=264, hidden_size=32, n_layer=2, n_head=4, eos_token_id=257), "position_ids"),
     "mamba": (MambaConfig(**SMALL, state_size=4), "position_ids"),
+    "mpt": (MptConfig(vocab_size=264, d_model=32, n_layers=2, n_heads=4, eos_token_id=257), "position_ids"),
+    "gpt-j": (GPTJConfig(vocab_size=264, n_embd=64, n_layer=2, n_head=4, rotary_dim=8, eos_token_id=257), "rotation"),
+    "falcon": (FalconConfig(**SMALL, num_attention_heads=4, alibi=False), "prepared cache"),
+    "qwen3-next": (
+        Qwen3NextConfig(
+            **SHAPE, linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=16,
+            linear_value_head_dim=16, num_experts=0,
+        ),
+        "linear_attention",
+    ),
     "rwkv": (RwkvConfig(**SMALL, attention_hidden_size=32), "position_ids"),
     "mla": (
         DeepseekV3Config(
