@@ -27,9 +27,9 @@ class MiniLM(BaseEmbedding):
 
 
 if __name__ == "__main__":
-    documents = [Document(id_=d.id, text=d.text, metadata=dict(d.metadata)) for d in demo_documents()[:8]]
+    documents = [Document(id_=d.id, text=d.text, metadata=dict(d.metadata)) for d in demo_documents()[:5]]
     index = VectorStoreIndex.from_documents(documents, embed_model=MiniLM())
-    llm = KVBoostLLM("smollm2", max_tokens=32, temperature=0)
+    llm = KVBoostLLM("smollm2", max_tokens=24, temperature=0)
     query_engine = KVBoostQueryEngine.from_index(index, llm, similarity_top_k=3)
     for question in ("What is the basic unit of territorial division in Poland?", "Is a Polish city a commune?"):
         with collect_reports() as reports:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from llama_index.llms.kvboost import KVBoostLLM, add_nodes
 from llama_setup import TOOL_TEMPLATE, demo_index, with_template
@@ -8,6 +10,16 @@ from kvboost_rag import KVBoostEngine
 from kvboost_rag.demo_documents import demo_documents
 
 DOCUMENTS = 20
+
+
+@pytest.fixture(scope="session", autouse=True)
+def event_loop_for_llamaindex():
+    """LlamaIndex's synchronous code asks for an event loop; one that Python made on demand would never be closed."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
 
 
 @pytest.fixture(scope="session")
