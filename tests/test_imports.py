@@ -24,6 +24,7 @@ ORDER = [
     {"encode", "compose", "plan", "assemble", "prefill", "decode", "session"},
     {"library", "answering"},
     {"refill"},
+    {"engine_documents"},
     {"engine", "layouts"},
     {"bench", "embedding", "demo_documents", "inspection", "replay"},
     {"retrieval", "calibrate", "plots"},
