@@ -16,7 +16,7 @@ from kvboost_rag import KVBoostEngine
 from kvboost_rag.demo_documents import demo_documents, demo_questions
 
 SYSTEM = "Answer from this:\n\n{context}"
-ROUNDS = 2
+ROUNDS = 4
 
 
 def first_token(stream: Iterator[Any]) -> float:

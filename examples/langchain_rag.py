@@ -18,8 +18,8 @@ TEXTS = [
 chat = ChatKVBoost(model="smollm2", temperature=0, max_tokens=24)
 store = KVBoostVectorStore.from_texts(TEXTS, MiniLMEmbeddings(), engine=chat.get_engine())
 retriever = store.as_retriever(search_kwargs={"k": 2})
-ask = "Documents:\n\n{context}\n\nUsing only the text above, answer: {question}"
-prompt = ChatPromptTemplate.from_messages([("human", ask)])
+PROMPT = "Documents:\n\n{context}\n\nUsing only the text above, answer: {question}"
+prompt = ChatPromptTemplate.from_messages([("human", PROMPT)])
 
 
 def joined(documents: list[Document]) -> str:
