@@ -153,6 +153,11 @@ def test_08_an_argument_given_twice_is_no_type_error(kind, tiny):
     """Duplicate generate keyword."""
     model = kind(engine=tiny, **GREEDY, generation_kwargs={"repetition_penalty": 1.3, "ignore_eos": True})
     assert model.invoke("Why?", repetition_penalty=1.1) is not None
+    # Of one candidate, sampling takes the greedy one.
+    hot = kind(engine=tiny, max_tokens=8, temperature=5.0, generation_kwargs={"top_k": 1})
+    greedy = _text(kind(engine=tiny, **GREEDY).invoke("Why?"))
+    assert _text(hot.invoke("Why?")) == greedy
+    assert any(_text(hot.invoke("Why?", top_k=0, seed=seed)) != greedy for seed in range(3))
     with pytest.raises(ValidationError, match="generation_kwargs can not hold max_tokens"):
         kind(engine=tiny, generation_kwargs={"max_tokens": 3})
 
@@ -204,6 +209,14 @@ def test_12_the_last_message_may_be_a_tools(name, request):
     assert text.index("Will it rain?") < text.index("weather") < text.index("It rains.")
     assert ("CALL weather" in text) == (name == "native")
     assert chat.invoke(messages).text
+
+
+@pytest.mark.parametrize("name", ["tiny", "native"])
+def test_13_a_forced_call_is_begun_in_the_prompt(name, request):
+    """The answer goes on where the call's own part begins."""
+    chat = ChatKVBoost(engine=request.getfixturevalue(name), **GREEDY)
+    text = prompt_of(chat, [HumanMessage("Will it rain?")], **bound([weather], "any"))
+    assert text.endswith('<|im_start|>assistant\n<tool_call>\n{"name": "weather", "arguments":')
 
 
 class Trip(BaseModel):
