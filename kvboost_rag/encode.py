@@ -113,10 +113,11 @@ class Encoder:
         if not len(ids):
             raise ValueError(f"document {document.id!r} is empty; leave it out or give it text")
         window, needed = self._runner.architecture.longest, len(self.context.token_ids) + len(ids)
+        kind = "" if window == self._runner.architecture.max_positions else " for reuse"
         if window is not None and needed > window:
             raise ContextWindowError(
                 f"document {document.id!r} has {len(ids)} tokens, {needed} with the canonical context, but the "
-                f"model's context window for reuse is {window}; split it into passages"
+                f"model's context window{kind} is {window}; split it into passages"
             )
         return self._cut(document.id, ids, self._chunker.boundaries(text, offsets, len(ids)))
 

@@ -93,6 +93,7 @@ class KVBoostEngine(DocumentMethods):
         Whether the folder is read and nothing in it is changed.
     refill
         Whether documents whose KV was evicted are encoded again, in the background, after an answer that missed them.
+        Not with ``read_only``, and more and more rarely for a document whose KV goes again before it is used.
 
     Raises
     ------
@@ -143,7 +144,7 @@ class KVBoostEngine(DocumentMethods):
         self._renderer = Renderer(tokenizer, layout or Layout())
         self._registry = Registry()
         self._composer = Composer(self._registry, self._tokens)
-        self._prefixes = PrefixCache(parse_bytes(max_prefix_bytes))
+        self._prefixes = PrefixCache(parse_bytes(max_prefix_bytes, "max_prefix_bytes"))
         self._plain = PlainPath(model)
         self._reuse: ReusePath | None = None
         self.policy_path: Path | None = None
@@ -157,8 +158,8 @@ class KVBoostEngine(DocumentMethods):
             check_policy(policy, policy.source)
         self.policy = policy or self._found_policy() or Policy.shipped(model.config.model_type)
         self._repair = self._method(repair, quality) or parse_repair("auto", self.policy)
-        self._library = Library(self._registry, self._store, self._prefixes, encoder, self._lock)
-        self._refill = Refill(self._library) if refill and not read_only else None
+        self._library = Library(self._registry, self._store, self._prefixes, encoder, self._lock, self._check_open)
+        self._refill = Refill(self._library, self._served) if refill and not read_only else None
 
     def _prepare_reuse(
         self,
@@ -208,6 +209,9 @@ class KVBoostEngine(DocumentMethods):
         if repair not in (None, "auto"):
             raise ValueError("quality is for repair='auto', which chooses the method; pass one of the two")
         return parse_repair(f"auto:{quality}", self.policy)
+
+    def _served(self, document_id: str) -> int:
+        return self.usage(document_id).served if self.get_document(document_id) is not None else 0
 
     @classmethod
     def from_pretrained(
@@ -491,7 +495,10 @@ class KVBoostEngine(DocumentMethods):
             )
 
     def close(self) -> None:
-        """Write what is still to be written and release the KV; a closed engine refuses every call but this one."""
+        """Write what is still to be written and release the KV; a closed engine answers and indexes no more.
+
+        Documents that are being added in another thread are not all added; that call raises EngineClosedError.
+        """
         with self._lock:
             if self._closed:
                 return

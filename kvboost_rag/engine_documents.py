@@ -92,8 +92,7 @@ class DocumentMethods(ABC):
             If an id is not known.
         """
         self._check_open()
-        ids = list(document_ids)
-        chunks = self._library.chunks(ids)
+        chunks = self._library.chunks(document_ids)
         self._store.prefetch([(chunk.key.prefix, chunk.token_ids) for chunk in chunks])
         if self._refill is not None:
             self._refill.ask(dict.fromkeys(c.document_id for c in chunks if c.key.prefix not in self._store))
@@ -107,7 +106,11 @@ class DocumentMethods(ABC):
             If the id is not known.
         """
         prefixes = self._library.prefixes([document_id])
-        return self._usage.usage(prefixes[0]) if prefixes else Usage()
+        if not prefixes:
+            return Usage()
+        # Documents may begin alike, and a prompt may hold a document's beginning alone.
+        first, last = self._usage.usage(prefixes[0]), self._usage.usage(prefixes[-1])
+        return Usage(last.retrieved, first.used, first.served)
 
     def pin_documents(self, document_ids: Iterable[str]) -> None:
         """Never evict documents' KV, until they are unpinned or removed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
 from tqdm.auto import tqdm
 
@@ -28,6 +28,8 @@ class Library:
         Computes KV; None registers documents without any.
     lock
         Held for every change and every forward, never between two batches.
+    check_open
+        Raises once the engine is closed; asked before each batch.
     """
 
     def __init__(
@@ -37,19 +39,20 @@ class Library:
         prefixes: PrefixCache,
         encoder: Encoder | None,
         lock: threading.RLock,
+        check_open: Callable[[], None],
     ) -> None:
         self._registry = registry
         self._store = store
         self._prefixes = prefixes
         self._encoder = encoder
         self._lock = lock
+        self._check_open = check_open
         self._pinned: dict[str, list[str]] = {}
 
     def add(self, documents: Iterable[Document], *, show_progress: bool) -> list[str]:
         """Add documents; see :meth:`kvboost_rag.KVBoostEngine.add_documents`."""
         listed = _distinct(documents)
         prepared = {d.id: self._prepared(d) for d in listed}
-        self._move_pins(prepared.values())
         old: list[Registered] = []
         added: list[str] = []
         try:
@@ -67,25 +70,49 @@ class Library:
     def _added(self, prepared: Mapping[str, Registered]) -> Iterator[Registered]:
         """Store KV where it is missing; yield each document, under the lock, once all of its KV is there."""
         missing = []
+        wanted = {chunk.key.prefix for registered in prepared.values() for chunk in registered.chunks}
         for registered in prepared.values():
             with self._lock:
+                self._check_open()
                 if self._encoder is None or self._is_stored(registered.chunks):
+                    self._make_way(registered, wanted)
                     yield registered
                 else:
                     missing.append(registered.chunks)
         entries = self._encoder.encode(missing) if self._encoder else iter(())
         while True:
             with self._lock:
+                self._check_open()
                 batch = next(entries, None)
                 if batch is None:
                     return
+                registered = prepared[batch[0].chunk.document_id]
+                self._make_way(registered, wanted)
                 for entry in batch:
                     self._store.put(entry)
-                yield prepared[batch[0].chunk.document_id]
+                yield registered
+
+    def _make_way(self, registered: Registered, wanted: Set[str]) -> None:
+        """Drop the KV of a document's old text, which may be in the way, and let its pin follow the new one."""
+        old = self._registry.get(registered.document.id)
+        if old is None or old.text == registered.text:
+            return
+        # A text may have moved from one id to another.
+        self._drop_kv(old, wanted)
+        if old.document.id in self._pinned:
+            self.unpin([old.document.id])
+            self._pin(registered)
+
+    def _drop_kv(self, registered: Registered, wanted: Set[str] = frozenset()) -> None:
+        """Delete the chunks that no other document has and nobody wants."""
+        for chunk in registered.chunks:
+            if chunk.key.prefix not in wanted and self._registry.users(chunk.key.prefix) <= 1:
+                self._store.delete(chunk.key)
 
     def restore(self, document_id: str) -> None:
         """Encode a document again of whose KV something is missing, if the store wants it."""
         with self._lock:
+            self._check_open()
             registered = self._registry.get(document_id)
             if self._encoder is None or registered is None:
                 return
@@ -104,41 +131,37 @@ class Library:
         ValueError
             If an id is not known.
         """
-        return [chunk.key.prefix for chunk in self.chunks(document_ids)]
+        return list(dict.fromkeys(chunk.key.prefix for chunk in self.chunks(document_ids)))
 
     def chunks(self, document_ids: Iterable[str]) -> list[Chunk]:
         """Return all chunks of some documents; raises as :meth:`prefixes` does."""
-        ids = [document_ids] if isinstance(document_ids, str) else list(document_ids)
         with self._lock:
-            missing = self._registry.missing(ids)
-            if missing:
-                raise ValueError(f"unknown document ids: {', '.join(map(repr, missing))}; add the documents first")
-            return [chunk for i in ids if (r := self._registry.get(i)) is not None for chunk in r.chunks]
+            return [chunk for registered in self._known(document_ids) for chunk in registered.chunks]
+
+    def _known(self, document_ids: Iterable[str]) -> list[Registered]:
+        ids = _ids(document_ids)
+        missing = self._registry.missing(ids)
+        if missing:
+            raise ValueError(f"unknown document ids: {', '.join(map(repr, missing))}; add the documents first")
+        return [registered for i in ids if (registered := self._registry.get(i)) is not None]
 
     def pin(self, document_ids: Iterable[str]) -> None:
         """Keep documents from being evicted; see :meth:`kvboost_rag.KVBoostEngine.pin_documents`."""
         with self._lock:
-            for document_id in document_ids:
-                prefixes = self.prefixes([document_id])
-                if document_id not in self._pinned:
-                    self._store.pin(prefixes)
-                    self._pinned[document_id] = prefixes
+            for registered in self._known(document_ids):
+                if registered.document.id not in self._pinned:
+                    self._pin(registered)
+
+    def _pin(self, registered: Registered) -> None:
+        prefixes = [chunk.key.prefix for chunk in registered.chunks]
+        self._store.pin(prefixes)
+        self._pinned[registered.document.id] = prefixes
 
     def unpin(self, document_ids: Iterable[str]) -> None:
         """Let documents be evicted again."""
         with self._lock:
-            for document_id in document_ids:
+            for document_id in _ids(document_ids):
                 self._store.unpin(self._pinned.pop(document_id, ()))
-
-    def _move_pins(self, prepared: Iterable[Registered]) -> None:
-        """Let pins follow new texts, before these are stored: where room is short, it is the old text's."""
-        with self._lock:
-            for registered in prepared:
-                document_id, prefixes = registered.document.id, [chunk.key.prefix for chunk in registered.chunks]
-                if document_id in self._pinned:
-                    self._store.unpin(self._pinned[document_id])
-                    self._store.pin(prefixes)
-                    self._pinned[document_id] = prefixes
 
     def _replaced(self, registered: Registered) -> list[Registered]:
         old = self._registry.get(registered.document.id)
@@ -156,12 +179,18 @@ class Library:
 
     def remove(self, document_ids: Iterable[str]) -> None:
         """Remove documents; see :meth:`kvboost_rag.KVBoostEngine.remove_documents`."""
-        ids = [document_ids] if isinstance(document_ids, str) else list(dict.fromkeys(document_ids))
+        ids = _ids(document_ids)
         with self._lock:
             missing = self._registry.missing(ids)
             if missing:
                 raise KeyError(f"unknown document ids: {', '.join(map(repr, missing))}")
-            self._forget([r for i in ids if (r := self._registry.remove(i)) is not None])
+            # One by one and the registry last, so that an interrupted removal can be done again.
+            for registered in self._known(ids):
+                self._prefixes.forget_documents([registered.document.id])
+                self._drop_kv(registered)
+                self.unpin([registered.document.id])
+                self._registry.remove(registered.document.id)
+                self._forget([registered])
 
     def _drop_earlier_versions(self, document_ids: Iterable[str]) -> None:
         """Remove what an earlier process left on disk under these ids."""
@@ -173,11 +202,14 @@ class Library:
         with self._lock:
             self._prefixes.forget_documents([registered.document.id for registered in gone])
             for registered in gone:
-                if self._registry.get(registered.document.id) is None:
-                    self.unpin([registered.document.id])
                 for chunk in self._registry.unused(registered.chunks):
                     self._store.delete(chunk.key)
         self._drop_earlier_versions(registered.document.id for registered in gone)
+
+
+def _ids(document_ids: Iterable[str]) -> list[str]:
+    """Each id once; a lone one is meant as such."""
+    return [document_ids] if isinstance(document_ids, str) else list(dict.fromkeys(document_ids))
 
 
 def _distinct(documents: Iterable[Document]) -> list[Document]:

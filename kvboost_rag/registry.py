@@ -93,6 +93,10 @@ class Registry:
         """Count the documents."""
         return len(self._documents)
 
+    def users(self, prefix: str) -> int:
+        """How many known documents have the chunk with this prefix key."""
+        return self._users[prefix]
+
     def is_used(self, prefix: str) -> bool:
         """Whether a known document has the chunk with this prefix key."""
         return self._users[prefix] > 0

@@ -14,7 +14,7 @@ _UNITS = {
 _SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 
 
-def parse_bytes(size: int | str) -> int:
+def parse_bytes(size: int | str, name: str = "the size") -> int:
     """Turn an amount of memory into bytes.
 
     Parameters
@@ -22,6 +22,8 @@ def parse_bytes(size: int | str) -> int:
     size
         Bytes as an int, or text such as ``"4GiB"``, ``"512 MB"`` or ``"1.5 gib"``: a number, then B, kB, MB, GB or TB
         (powers of 1000) or KiB, MiB, GiB or TiB (powers of 1024), in any case; without a unit it is bytes.
+    name
+        What error messages call it.
 
     Returns
     -------
@@ -35,11 +37,11 @@ def parse_bytes(size: int | str) -> int:
     """
     if isinstance(size, int) and not isinstance(size, bool):
         if size < 0:
-            raise ValueError(f"{size} bytes is negative; give 0 or more")
+            raise ValueError(f"{name} is {size}; give 0 or more bytes")
         return size
     match = _SIZE.fullmatch(size) if isinstance(size, str) else None
     if match is None or match[2].lower() not in _UNITS:
-        raise ValueError(f"{size!r} is no amount of memory; write it as 4GiB, 512 MB or a number of bytes")
+        raise ValueError(f"{name} is {size!r}, no amount of memory; write it as 4GiB, 512 MB or a number of bytes")
     unit = _UNITS[match[2].lower()]
     whole, _, fraction = match[1].partition(".")
     # In integers: a float would be off by bytes from 2**53 on.

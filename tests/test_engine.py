@@ -143,7 +143,7 @@ def test_an_empty_prompt_is_refused(engine, prompt):
 
 @pytest.mark.parametrize(
     "messages",
-    [["text"], [{"role": "user"}], [{"content": "x"}], [{"role": "user", "content": ["parts"]}]],
+    [["text"], [{"role": "user"}], [{"content": "x"}], [{"role": "user", "content": [7]}]],
 )
 def test_malformed_messages_are_refused(engine, messages):
     with pytest.raises(ValueError, match="message 0"):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import pytest
 import torch
 from test_exact_limits import ANSWER, DOCUMENTS, TEXTS, make_engine
 from tiny import tiny_model, tiny_tokenizer
 
-from kvboost_rag import Document, KVBoostEngine
+from kvboost_rag import Document, EngineClosedError, KVBoostEngine
 from kvboost_rag.chunking import AdaptiveChunker
 from kvboost_rag.cli import main
 from kvboost_rag.model import ModelRunner
@@ -255,3 +256,111 @@ def test_inspect_shows_counts_verifies_and_prunes(tmp_path, capsys):
     assert "rain" in {row["document_id"] for row in left}
     assert main(["inspect", str(tmp_path), "--max-disk-bytes", "1kB"]) == 1
     assert "--prune" in capsys.readouterr().err
+
+
+def test_closing_ends_an_ingest_in_another_thread(monkeypatch):
+    documents = [Document(f"d{i}", f"Text number {i} tells of {i} ships. " * 4) for i in range(40)]
+    engine, errors, begun = engine_with([]), [], threading.Event()
+    encode = engine._encoder._encode_batch
+
+    def slow(ids):
+        begun.set()
+        time.sleep(0.02)
+        yield from encode(ids)
+
+    monkeypatch.setattr(engine._encoder, "_encode_batch", slow)
+
+    def add():
+        try:
+            engine.add_documents(documents)
+        except EngineClosedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    begun.wait()
+    engine.close()
+    thread.join()
+    assert errors
+    assert len(engine._store) == 0
+
+
+@pytest.mark.parametrize("budget", [0, 100])
+def test_refill_gives_up_where_nothing_fits(forwards, budget):
+    with engine_with(DOCUMENTS[:1], max_memory_bytes=budget, max_prefix_bytes=0) as engine:
+        forwards.clear()
+        for _ in range(20):
+            engine.generate("Why?", documents=["zebra"], max_tokens=1)
+            engine.flush()
+        assert len(forwards) <= 5
+
+
+def test_refill_of_documents_that_push_each_other_out_grows_rare(forwards):
+    budget = max(bytes_of([d]) for d in DOCUMENTS) + 100
+    with engine_with(max_memory_bytes=budget, max_prefix_bytes=0, eviction="lru") as engine:
+        forwards.clear()
+        for i in range(60):
+            engine.generate("Why?", documents=[IDS[i % 3]], max_tokens=1)
+            engine.flush()
+        assert len(forwards) < 30
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_new_text_that_fits_is_stored_whole(pinned):
+    old = Document("a", "The zebra ran over the plain and saw a lion there, far away. " * 2)
+    new = Document("a", "A fugue begins with one voice alone; others join in, one by one. " * 2)
+    budget = max(bytes_of([old]), bytes_of([new])) + 50
+    with engine_with([old], max_memory_bytes=budget, refill=False) as engine:
+        if pinned:
+            engine.pin_documents(["a"])
+        engine.add_documents([new])
+        assert all(prefix in engine._store for prefix in engine._library.prefixes(["a"]))
+        assert bool(engine._store._pins) == pinned
+
+
+def test_texts_that_change_places_keep_their_kv():
+    one, two = DOCUMENTS[:2]
+    with engine_with([one, two]) as engine:
+        engine.add_documents([Document(one.id, two.text), Document(two.id, one.text)])
+        report = engine.generate("Why?", documents=[one.id, two.id], max_tokens=1).report
+        assert "its KV is not in the store" not in {s.reason for s in report.spans}
+
+
+def test_an_interrupted_replacement_keeps_the_pin(monkeypatch):
+    with engine_with(DOCUMENTS[:1]) as engine:
+        engine.pin_documents("zebra")
+
+        def interrupted(ids):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(engine._encoder, "_encode_batch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.add_documents([Document("zebra", "Another text, of a few words only.")])
+        assert set(engine._store._pins) == set(engine._library.prefixes("zebra"))
+        assert all(prefix in engine._store for prefix in engine._library.prefixes("zebra"))
+
+
+def test_an_interrupted_removal_can_be_done_again(monkeypatch):
+    with engine_with() as engine:
+        delete, calls = engine._store.delete, []
+
+        def interrupted(key):
+            calls.append(key)
+            if len(calls) == 5:
+                raise KeyboardInterrupt
+            delete(key)
+
+        monkeypatch.setattr(engine._store, "delete", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.remove_documents(IDS)
+        engine.remove_documents([document.id for document in engine.documents])
+        assert len(engine._store) == 0
+
+
+def test_documents_that_begin_alike_are_counted_apart():
+    start = TEXTS["zebra"]
+    documents = [Document("a", f"{start} And so it was."), Document("b", f"{start} But it never came back.")]
+    with engine_with(documents) as engine:
+        engine.note_retrieved(["a", "a"])
+        engine.note_retrieved(["a", "b"])
+        assert (engine.usage("a").retrieved, engine.usage("b").retrieved) == (2, 1)

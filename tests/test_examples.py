@@ -31,12 +31,14 @@ def test_example_runs_and_is_short(path, smollm2):
 
 
 @pytest.mark.real
-def test_readme_example_runs_and_is_short(smollm2):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(code.splitlines()) <= 10
-    out = run("-c", code)
+def test_readme_examples_run_and_the_first_is_short(smollm2, tmp_path):
+    example, options = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(example.splitlines()) <= 10
+    out = run("-c", example)
     assert "blue" in out
     assert "approximate" in out
+    run("-c", "from kvboost_rag import KVBoostEngine\n" + options.replace('"kv"', repr(str(tmp_path))))
+    assert list(tmp_path.iterdir())
 
 
 def test_readme_names_only_targets_that_exist():

@@ -138,12 +138,12 @@ class MemoryStore(ChunkStore):
             with closing(self._ends.lowest(self._must_stay)) as lowest:
                 victim = next(lowest, None)
             if victim is None:
-                return not self._entries
+                return self._max_bytes > 0 and not self._entries
             stored = self._entries[victim]
             if self._nbytes + stored.nbytes <= self._max_bytes:
                 return True
             offered = replace(stored, chunk=replace(stored.chunk, key=ChunkKey(prefix, stored.chunk.key.content)))
-            return self._score.value(offered, self._usage) >= self._scored(victim)[0]
+            return self._score.value(offered, self._usage) > self._scored(victim)[0]
 
     def _must_stay(self, prefix: str, offered: Chunk | None = None) -> bool:
         if prefix in self._pins or self._holds.in_use(prefix):

@@ -49,8 +49,8 @@ class StoreOptions:
 
     def __post_init__(self) -> None:
         """Check everything that needs no folder."""
-        _parsed(self.max_memory_bytes)
-        _parsed(self.max_disk_bytes)
+        self._bytes("max_memory_bytes")
+        self._bytes("max_disk_bytes")
         parse_eviction(self.eviction)
         if self.cache_dir is None and (self.max_disk_bytes is not None or self.read_only):
             raise ValueError("max_disk_bytes and read_only are about cache_dir; pass that, too, or leave them out")
@@ -62,7 +62,7 @@ class StoreOptions:
 
     def memory(self, usage: UsageLedger) -> MemoryStore:
         """Make the memory tier alone."""
-        return MemoryStore(_parsed(self.max_memory_bytes), eviction=self.eviction, usage=usage)
+        return MemoryStore(self._bytes("max_memory_bytes"), eviction=self.eviction, usage=usage)
 
     def store(
         self, usage: UsageLedger, identity: str, shape: tuple[int, int, int], dtype: torch.dtype
@@ -80,10 +80,10 @@ class StoreOptions:
             return self.memory(usage)
         disk = DiskStore(
             self.folder, identity, shape, dtype,
-            max_bytes=_parsed(self.max_disk_bytes), read_only=self.read_only, usage=usage,
+            max_bytes=self._bytes("max_disk_bytes"), read_only=self.read_only, usage=usage,
         )  # fmt: skip
         return TieredStore(self.memory(usage), disk)
 
-
-def _parsed(size: int | str | None) -> int | None:
-    return None if size is None else parse_bytes(size)
+    def _bytes(self, name: str) -> int | None:
+        size = getattr(self, name)
+        return None if size is None else parse_bytes(size, name)
