@@ -183,24 +183,32 @@ def _summary(ratios: list[float]) -> str:
     )
 
 
-def _precompute(args: argparse.Namespace) -> None:
+def _precompute(args: argparse.Namespace) -> int:
     from kvboost_rag.demo_documents import demo_documents, read_folder
     from kvboost_rag.engine import KVBoostEngine
+    from kvboost_rag.inspection import inspect_folder
     from kvboost_rag.layouts import LAYOUTS, layout_name
 
     layout = LAYOUTS[args.layout or layout_name(args.model)]
     documents = read_folder(args.docs) if args.docs else demo_documents()
     folder = args.cache_dir or _default_cache()
+    # All of it goes to the folder; memory is only on the way.
     with KVBoostEngine.from_pretrained(
-        args.model, cache_dir=folder, layout=layout, kv_dtype=args.kv_dtype, max_disk_bytes=args.max_disk_bytes
-    ) as engine:
+        args.model, cache_dir=folder, layout=layout, kv_dtype=args.kv_dtype, max_disk_bytes=args.max_disk_bytes,
+        max_memory_bytes="1GiB",
+    ) as engine:  # fmt: skip
         engine.add_documents(documents, show_progress=True)
         engine.flush()
-        stats = engine.stats
-        print(
-            f"{len(documents)} documents, {stats.document_tokens} tokens as KV in {folder} "
-            f"({stats.disk_bytes / 2**20:.1f} MiB)"
-        )
+        stats, ids = engine.stats, {document.id for document in documents}
+        stored = [d for d in inspect_folder(folder) if d.identity == engine.context_key and d.document_id in ids]
+    tokens = sum(document.tokens for document in stored)
+    print(
+        f"{len(documents)} documents, {stats.document_tokens} tokens, {tokens} of them as KV in {folder} "
+        f"({sum(document.nbytes for document in stored) / 2**20:.1f} MiB)"
+    )
+    if tokens < stats.document_tokens:
+        print("kvboost-rag: not all of it is stored; give a larger --max-disk-bytes or more disk", file=sys.stderr)
+    return int(tokens < stats.document_tokens)
 
 
 def _inspect(args: argparse.Namespace) -> int:

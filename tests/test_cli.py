@@ -49,6 +49,11 @@ def test_demo_over_a_folder_prints_sources_and_strip(smollm2, capsys, folder, tm
     assert "2 documents" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path)]) == 0
     assert "ink.txt" in capsys.readouterr().out
+    small = ["--docs", str(folder), "--cache-dir", str(tmp_path / "small"), "--max-disk-bytes", "2kB"]
+    assert main(["precompute", *small]) == 1
+    out = capsys.readouterr()
+    assert "0 of them as KV" in out.out
+    assert "--max-disk-bytes" in out.err
 
 
 @pytest.mark.parametrize(
