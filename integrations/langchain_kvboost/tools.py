@@ -18,22 +18,25 @@ _BETWEEN = ', "arguments": '
 
 @dataclass(frozen=True)
 class Piece:
-    """Something new in an answer.
+    """Something new in an answer: text, or a call.
 
     Parameters
     ----------
     text
-        Of the answer, or of a call's arguments.
+        Of the answer, or all of a call's arguments.
     call
-        Number of the call that the text belongs to; None for the answer itself.
+        Number of the call; None for text.
     name, id
-        Of the call; only at its beginning.
+        Of the call.
+    error
+        Why the call can not be made; None if it can.
     """
 
     text: str
     call: int | None = None
     name: str | None = None
     id: str | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,20 +124,26 @@ class CallReader(Reader):
     def __init__(self, names: Sequence[str]) -> None:
         self._name = names[0] if len(names) == 1 else None
         self._held = ""
-        self._begun = False
 
     def push(self, text: str) -> list[Piece]:
-        """Take new text; the name comes first, then the arguments as they grow."""
-        if self._begun:
-            return [Piece(text, 0)] if text else []
+        """Take new text; a call is held back until it is whole, for what merges chunks would repair half of one."""
         self._held += text
-        if self._name is None:
-            name, between, rest = self._held.partition(_BETWEEN)
+        return []
+
+    def end(self) -> list[Piece]:
+        """Return the call."""
+        name, arguments = self._name, self._held
+        if name is None:
+            written, between, rest = self._held.partition(_BETWEEN)
             if not between:
-                return []
-            self._name, self._held = json.loads(name), rest
-        self._begun = True
-        return [Piece(self._held.lstrip(), 0, self._name, _new_id())]
+                return [_broken(self._held, 0, "the call ends before its arguments")]
+            name, arguments = json.loads(written), rest
+        arguments = arguments.strip()
+        try:
+            parsed_call(arguments)
+        except ValueError as error:
+            return [_broken(arguments, 0, str(error), name)]
+        return [Piece(arguments, 0, name, _new_id())]
 
 
 class FreeReader(Reader):
@@ -167,7 +176,7 @@ class FreeReader(Reader):
         for text in tagged:
             call, _, after = text.partition(_CLOSE)
             number = sum(piece.call is not None for piece in pieces)
-            pieces.append(_call(call, number) or Piece(call.strip(), number, "", _new_id()))
+            pieces.append(_call(call, number) or _broken(call.strip(), number, "it is no JSON of a call"))
             pieces += [Piece(after)] if after.strip() else []
         return [Piece(before), *pieces] if before.strip() else pieces
 
@@ -195,6 +204,10 @@ def _call(text: str, number: int) -> Piece | None:
     if not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
         return None
     return Piece(json.dumps(arguments, ensure_ascii=False), number, call["name"], _new_id())
+
+
+def _broken(text: str, number: int, error: str, name: str = "") -> Piece:
+    return Piece(text, number, name, _new_id(), error)
 
 
 def _closed(schema: Mapping[str, Any]) -> dict[str, Any]:
