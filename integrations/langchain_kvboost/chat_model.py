@@ -127,10 +127,16 @@ class ChatKVBoost(BaseChatModel, Settings):
         **kwargs
             ``method``: ``"function_calling"`` (the default), ``"json_schema"``, which shows the model the schema, or
             ``"json_mode"``, which leaves that to the prompt. Each keeps to the schema. ``strict``: changes nothing.
+
+        Raises
+        ------
+        langchain_core.exceptions.OutputParserException
+            When it is asked, if the answer was cut: at ``max_tokens`` or by a stop string.
         """
-        method = kwargs.get("method") or "function_calling"
-        if method == "function_calling":
-            return super().with_structured_output(schema, include_raw=include_raw, **kwargs)
+        method = kwargs.pop("method", None) or "function_calling"
+        kwargs.pop("strict", None)
+        if kwargs:
+            raise ValueError(f"with_structured_output can not take {', '.join(kwargs)}; leave it out")
         return structured_chain(self, schema, method, include_raw)
 
     def get_token_ids(self, text: str) -> list[int]:
