@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -87,12 +87,53 @@ class KVBoostVectorStore(SearchableStore):
         named = [copied(d, i or _stable_id(d)) for d, i in zip(documents, given, strict=True)]
         latest = list({str(document.id): document for document in named}.values())
         if latest:
-            vectors = self._vectors.prepared(self._embedding.embed_documents([d.page_content for d in latest]))
-            # Before any KV is computed for texts that could not be indexed.
-            self._vectors.make_ready(vectors)
+            embedded = self._embedding.embed_documents([d.page_content for d in latest])
+            with self._lock:
+                vectors = self._vectors.prepared(embedded)
+                # Before any KV is computed for texts that could not be indexed.
+                self._vectors.make_ready(vectors)
             self._precompute(latest)
             self._replace(latest, vectors)
         return [str(document.id) for document in named]
+
+    def add_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        **kwargs: Any,
+    ) -> list[str]:
+        """Add texts; see `add_documents`.
+
+        Parameters
+        ----------
+        texts
+            Any iterable of them, but no single text.
+        metadatas, ids
+            One for each text, or None.
+        **kwargs
+            None.
+
+        Returns
+        -------
+        list[str]
+            Their ids.
+
+        Raises
+        ------
+        ValueError
+            If ``texts`` is one text, or there are more or fewer metadata or ids than texts. Nothing is added then.
+        """
+        refuse(kwargs)
+        if isinstance(texts, str):
+            raise ValueError("texts is a single text; pass a list of texts")
+        listed = list(texts)
+        metadata = [{} for _ in listed] if metadatas is None else list(metadatas)
+        if len(metadata) != len(listed):
+            raise ValueError(f"there are {len(metadata)} metadatas for {len(listed)} texts; give one for each")
+        documents = [Document(page_content=t, metadata=m or {}) for t, m in zip(listed, metadata, strict=True)]
+        return self.add_documents(documents, ids=ids)
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Delete documents and their KV; ids that are not known are passed over, None deletes everything."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_kvboost import KVBoostVectorStore
+from langchain_kvboost.vectors import Vectors
 from test_engine import make_engine
 
 from kvboost_rag import ContextWindowError
@@ -316,3 +320,35 @@ def test_a_loaded_store_tells_its_engine(tmp_path):
     with make_engine() as engine:
         KVBoostVectorStore.load_local(tmp_path, FAKE, engine=engine)
         assert {d.id for d in engine.documents} == {"d0", "d1", "d2"}
+
+
+@pytest.mark.parametrize("index", ["Flat", "IVF2,Flat"])
+def test_first_texts_added_from_threads_are_all_found(index, monkeypatch):
+    # The window between looking for an index and setting one is small; a made index that takes a while opens it.
+    made = Vectors._made
+    monkeypatch.setattr(Vectors, "_made", lambda self, dim: (index := made(self, dim), time.sleep(0.02))[0])
+    for _ in range(3):
+        store, barrier = KVBoostVectorStore(FAKE, index_factory=index), Barrier(4)
+
+        def add(n: int, store=store, barrier=barrier) -> None:
+            barrier.wait()
+            store.add_texts([f"text {n} {i}" for i in range(5)])
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(add, range(4)))
+        assert len(store) == store._vectors.index.ntotal == 20
+        assert len(store.similarity_search("a question", k=30)) == 20
+
+
+def test_ids_metadata_and_texts_that_do_not_match_are_refused():
+    store = KVBoostVectorStore(FAKE)
+    with pytest.raises(ValueError, match="1 ids for 2 documents; give one for each"):
+        store.add_texts(["One.", "Two."], ids=["1"])
+    with pytest.raises(ValueError, match="1 metadatas for 2 texts; give one for each"):
+        store.add_texts(["One.", "Two."], [{"n": 1}])
+    with pytest.raises(ValueError, match="0 ids for 2 documents"):
+        KVBoostVectorStore.from_texts(["One.", "Two."], FAKE, ids=[])
+    with pytest.raises(ValueError, match="texts is a single text; pass a list of texts"):
+        store.add_texts("One.")
+    assert len(store) == 0
+    assert store.add_texts((t for t in ["One.", "Two."]), [{"n": 1}, {"n": 2}], ids=["1", "2"]) == ["1", "2"]
