@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -18,6 +18,7 @@ from langchain_kvboost.settings import Settings, describe, usage
 __all__ = ["KVBoostLLM"]
 
 _CALL_ARGUMENTS = ("documents",)
+_OF_EVERY_CALL = frozenset({"prompts", "stop", "callbacks", "tags", "metadata", "run_name", "run_id"})
 
 
 class KVBoostLLM(BaseLLM, Settings):
@@ -46,6 +47,20 @@ class KVBoostLLM(BaseLLM, Settings):
         """Return the ids of a text by itself, without beginning or end of sequence."""
         ids: list[int] = self.get_engine().tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+    def generate(self, *args: Any, **kwargs: Any) -> LLMResult:
+        """Answer prompts; see :meth:`langchain_core.language_models.BaseLLM.generate`.
+
+        LangChain's response cache knows the fields alone, so a call with arguments of its own goes past it.
+        """
+        return super(KVBoostLLM, self._cached_for(kwargs)).generate(*args, **kwargs)
+
+    async def agenerate(self, *args: Any, **kwargs: Any) -> LLMResult:
+        """Answer prompts in a thread; see `generate`."""
+        return await super(KVBoostLLM, self._cached_for(kwargs)).agenerate(*args, **kwargs)
+
+    def _cached_for(self, kwargs: Mapping[str, Any]) -> KVBoostLLM:
+        return self.model_copy(update={"cache": False}) if set(kwargs) - _OF_EVERY_CALL else self
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop, **kwargs)
