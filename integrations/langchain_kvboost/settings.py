@@ -123,6 +123,9 @@ class Settings(BaseModel):
         """Put together the arguments of the engine: the call's win over the object's."""
         own = {name: getattr(self, name) for name in _DECODING}
         asked = {name: call[name] for name in (*_DECODING, *_GENERATION) if name in call}
+        if "repair" in call or "quality" in call:
+            # One stands for the other: what the call names must not meet what the object names.
+            own |= {"repair": None, "quality": None}
         stops = as_stops(self.stop if stop is None else stop)
         return {**own, **self.generation_kwargs, **asked, "stop": stops}
 
