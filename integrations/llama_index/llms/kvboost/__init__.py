@@ -1,5 +1,10 @@
 """LlamaIndex classes that reuse the KV of retrieved nodes: an LLM, and what goes around it in a query engine."""
 
+from importlib.util import find_spec
+
+if find_spec("llama_index.core") is None:
+    raise ImportError('llama_index.llms.kvboost needs llama-index-core: pip install "kvboost-rag[llama-index]"')
+
 from llama_index.llms.kvboost.errors import RequestError
 from llama_index.llms.kvboost.handlers import RetrievalHandler, collect_reports, track_retrievals
 from llama_index.llms.kvboost.layout import question_layout
