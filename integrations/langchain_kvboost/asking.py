@@ -127,7 +127,9 @@ def _chosen(engine: KVBoostEngine, document: Document | EngineDocument | str) ->
 def _with_documents(
     engine: KVBoostEngine, prompt: Prompt, call: Mapping[str, Any], add: bool
 ) -> tuple[Prompt, dict[str, Any]]:
-    if not call.get("documents"):
+    if call.get("documents") is None:
+        if "documents_at" in call or call.get("most_used_first"):
+            raise ValueError("documents_at and most_used_first need documents; pass documents=[...] as well")
         return prompt, {}
     documents = chosen_documents(engine, call["documents"], add=add)
     if call.get("most_used_first"):

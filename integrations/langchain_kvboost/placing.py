@@ -24,7 +24,7 @@ def place(prompt: Prompt, documents: Sequence[Document], where: str) -> Prompt:
     prompt
         Of the engine.
     documents
-        In the order that they are to have.
+        In the order that they are to have; none leaves nothing but the text around them.
     where
         ``"after"`` the text of the last human message, in the ``"system"`` message behind its text, or any other text
         that stands once in the prompt and is replaced, as ``"{documents}"``. (``"before"`` is left to the engine.)
@@ -34,6 +34,8 @@ def place(prompt: Prompt, documents: Sequence[Document], where: str) -> Prompt:
     ValueError
         If there is no such place.
     """
+    if not documents and where in ("after", "system"):
+        return prompt
     parts = _joined(documents)
     if where == "after":
         return _replaced(prompt, _last_user(prompt), lambda content: [*content, _SEPARATOR, *parts])
