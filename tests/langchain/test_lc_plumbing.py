@@ -136,6 +136,26 @@ def test_the_response_cache_tells_settings_and_engines_apart(engine):
         assert other.stats.requests == 1
 
 
+async def test_the_llms_response_cache_is_not_asked_for_calls_with_arguments(engine):
+    llm = KVBoostLLM(engine=engine, cache=InMemoryCache(), **GREEDY)
+    short = llm.invoke("Why?", max_tokens=1)
+    whole = llm.invoke("Why?")
+    assert len(short) < len(whole)
+    assert llm.invoke("Why?") == await llm.ainvoke("Why?") == whole
+    assert engine.stats.requests == 2
+    assert llm.invoke("Why?", max_tokens=1) == await llm.ainvoke("Why?", max_tokens=1) == short
+    llm.invoke("Why?", documents=["music"])
+    assert engine.stats.requests == 5
+
+
+def test_a_calls_repair_or_quality_stands_for_the_objects(engine):
+    prompt = f"{MUSIC}\n{RAIN}\nWhy?"
+    by_repair = ChatKVBoost(engine=engine, repair="none", **GREEDY)
+    assert by_repair._options_of({"quality": "safe"}, None)["repair"] is None
+    by_quality = ChatKVBoost(engine=engine, quality="safe", **GREEDY).invoke(prompt, repair="random:1.0")
+    assert by_quality.response_metadata["kvboost"]["repair"] == "random:1.0"
+
+
 class Tokens(BaseCallbackHandler):
     def __init__(self) -> None:
         self.tokens: list[str] = []
@@ -321,6 +341,22 @@ def test_a_place_that_is_not_there_is_refused(engine):
         chat.invoke("Why?", documents=["nobody"])
 
 
+@pytest.mark.parametrize("where", PLACES)
+def test_no_documents_leave_no_trace(engine, where):
+    chat = ChatKVBoost(engine=engine, **GREEDY)
+    question = "Read and say why." if where != "{documents}" else "Read{documents} and say why."
+    made = chat._call([HumanMessage(question)], None, {"documents": [], "documents_at": where})
+    plain = [{"role": "user", "content": "Read and say why."}]
+    documents = made.options.get("documents")
+    assert list(engine.tokenize(made.prompt, documents=documents)) == list(engine.tokenize(plain))
+
+
+@pytest.mark.parametrize("call", [{"documents_at": "after"}, {"most_used_first": True}])
+def test_a_place_without_documents_is_refused(engine, call):
+    with pytest.raises(ValueError, match="need documents; pass documents="):
+        ChatKVBoost(engine=engine, **GREEDY).invoke("Why?", **call)
+
+
 def test_documents_of_the_engine_and_the_llms_documents(engine):
     new = EngineDocument("new", "A text that was not known before this call.")
     made = KVBoostLLM(engine=engine, **GREEDY).generate(["Why?"], documents=[new, "rain"])
@@ -439,6 +475,20 @@ def test_import_uses_no_network_and_registers_no_hook():
         "assert len(hooks) == before\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("package", "missing", "extra"),
+    [
+        ("langchain_kvboost", "langchain_core", "langchain"),
+        ("langchain_kvboost", "faiss", "langchain"),
+        ("llama_index.llms.kvboost", "llama_index.core", "llama-index"),
+    ],
+)
+def test_a_missing_extra_is_named(package, missing, extra):
+    code = f"import sys\nsys.modules[{missing!r}] = None\nimport {package}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stderr.splitlines()[-1].endswith(f'pip install "kvboost-rag[{extra}]"')
 
 
 def _text(answer) -> str:

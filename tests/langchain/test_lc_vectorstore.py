@@ -326,7 +326,7 @@ def test_a_loaded_store_tells_its_engine(tmp_path):
 def test_first_texts_added_from_threads_are_all_found(index, monkeypatch):
     # The window between looking for an index and setting one is small; a made index that takes a while opens it.
     made = Vectors._made
-    monkeypatch.setattr(Vectors, "_made", lambda self, dim: (index := made(self, dim), time.sleep(0.02))[0])
+    monkeypatch.setattr(Vectors, "_made", lambda self, dim: (made(self, dim), time.sleep(0.02))[0])
     for _ in range(3):
         store, barrier = KVBoostVectorStore(FAKE, index_factory=index), Barrier(4)
 
