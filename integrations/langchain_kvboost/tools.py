@@ -13,6 +13,7 @@ from langchain_kvboost.structured import call_grammar
 __all__ = ["CallReader", "FreeReader", "Piece", "Reader", "ToolRequest", "parsed_call"]
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_UNREAD = "it is no JSON of a call of a tool that was offered"
 _BETWEEN = ', "arguments": '
 
 
@@ -97,7 +98,8 @@ class ToolRequest:
         """Make what reads the answer."""
         if self.forced:
             return CallReader(self.forced)
-        return FreeReader() if self.tools else Reader()
+        names = [tool["function"]["name"] for tool in self.tools]
+        return FreeReader(names) if names else Reader()
 
 
 class Reader:
@@ -147,9 +149,16 @@ class CallReader(Reader):
 
 
 class FreeReader(Reader):
-    """Reads text that may hold calls: tagged ones, or an answer that is nothing but a call's JSON."""
+    """Reads text that may hold calls: tagged ones, or an answer that is nothing but a call's JSON.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    names
+        Of the tools that were offered; nothing else is a call.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
         self._held = ""
         self._shown = False
 
@@ -169,14 +178,14 @@ class FreeReader(Reader):
         if not self._held.strip():
             return []
         if _OPEN not in self._held:
-            found = _call(self._held, 0)
+            found = _call(self._held, 0, self._names)
             return [found or Piece(self._held)]
         pieces: list[Piece] = []
         before, *tagged = self._held.split(_OPEN)
         for text in tagged:
             call, _, after = text.partition(_CLOSE)
             number = sum(piece.call is not None for piece in pieces)
-            pieces.append(_call(call, number) or _broken(call.strip(), number, "it is no JSON of a call"))
+            pieces.append(_call(call, number, self._names) or _broken(call.strip(), number, _UNREAD))
             pieces += [Piece(after)] if after.strip() else []
         return [Piece(before), *pieces] if before.strip() else pieces
 
@@ -195,13 +204,13 @@ def parsed_call(arguments: str) -> dict[str, Any]:
     return parsed
 
 
-def _call(text: str, number: int) -> Piece | None:
+def _call(text: str, number: int, names: Sequence[str]) -> Piece | None:
     try:
         call = parsed_call(text)
     except ValueError:
         return None
     arguments = call.get("arguments", call.get("parameters"))
-    if not isinstance(call.get("name"), str) or not isinstance(arguments, dict):
+    if call.get("name") not in names or not isinstance(arguments, dict):
         return None
     return Piece(json.dumps(arguments, ensure_ascii=False), number, call["name"], _new_id())
 

@@ -85,11 +85,20 @@ def test_a_streamed_call_that_was_cut_is_as_invalid_as_an_invoked_one(engine, to
     assert whole["error"] == "cut at max_tokens; pass a larger one"
 
 
+OTHER = '{"name": "launch", "arguments": {}}'
+
+
+def test_a_tool_that_was_not_offered_is_not_called():
+    reader = FreeReader(["weather"])
+    assert [piece.text for piece in [*reader.push(OTHER), *reader.end()] if piece.call is None] == [OTHER]
+
+
 @pytest.mark.parametrize(
-    "text", ['<tool_call>{"name": "weather", "arguments": {"pl', '<tool_call>{"place": "x"}</tool_call>']
+    "text",
+    ['<tool_call>{"name": "weather", "arguments": {"pl', f"<tool_call>{OTHER}</tool_call>", '<tool_call>{"place": "x"}</tool_call>'],
 )
 def test_a_tagged_call_that_is_none_is_an_invalid_one(text):
-    pieces = [*(reader := FreeReader()).push(text), *reader.end()]
+    pieces = [*(reader := FreeReader(["weather"])).push(text), *reader.end()]
     chunks = [chunk_of(piece) for piece in pieces]
     merged, whole = sum(chunks[1:], chunks[0]), message_of(pieces, "stop", {})
     assert merged.tool_calls == whole.tool_calls == []
