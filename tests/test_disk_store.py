@@ -221,6 +221,24 @@ def test_what_is_used_often_stays_whichever_identity_it_is_of(tmp_path, size):
     assert others.chunk.key.prefix in other
 
 
+def test_a_large_unused_document_leaves_popular_ones_alone(tmp_path, size, caplog):
+    ledger = UsageLedger()
+    popular = [entry for seed in range(1, 5) for entry in document(seed, 3)]
+    store = open_store(tmp_path, max_bytes=13 * size, usage=ledger)
+    put_all(store, popular)
+    for _ in range(50):
+        store.note([entry.chunk.key.prefix for entry in popular], Event.RETRIEVED)
+    large = document(9, 49)
+    with caplog.at_level(logging.INFO, "kvboost_rag"):
+        assert [store.put(entry) for entry in large].count(True) <= 1
+    assert all(same(get(store, entry), entry) for entry in popular)
+    assert "worth more" in caplog.text
+    assert all(record.levelno < logging.WARNING for record in caplog.records)
+    store.note([large[1].chunk.key.prefix] * 51, Event.RETRIEVED)
+    store.pin([large[2].chunk.key.prefix])
+    put_all(store, large[1:3])
+
+
 def test_pinned_chunks_stay(tmp_path, size):
     store = open_store(tmp_path, max_bytes=4 * size)
     pinned, other = document(1, 2), make_chunk(7)

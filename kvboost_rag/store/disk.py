@@ -32,7 +32,8 @@ class DiskStore(ChunkStore):
     """Keep chunks in a folder, one file each.
 
     A chunk that was put is on the medium when :meth:`put` returns, whole, and stays until it is deleted or evicted by
-    this or another process. Safe to use from several threads and processes; readers take no lock.
+    this or another process; nothing is evicted for a chunk that is used less often. Safe to use from several threads
+    and processes; readers take no lock.
 
     Parameters
     ----------
@@ -111,7 +112,14 @@ class DiskStore(ChunkStore):
         path = chunk_path(self._folder, self._identity, prefix)
         payload = serialise(entry, self._identity)
         kept = partial(self._is_kept, spared=entry.chunk.document_id)
-        return self._writer.write(path, lambda: payload, kept) and self._index.lookup(prefix) is not None
+        offered = None if prefix in self._pins else self._described(path, entry, len(payload))
+        return self._writer.write(path, lambda: payload, kept, offered) and self._index.lookup(prefix) is not None
+
+    def _described(self, path: Path, entry: ChunkKV, nbytes: int) -> ChunkFile:
+        chunk = entry.chunk
+        return ChunkFile(
+            path, self._identity, chunk.key, chunk.document_id, chunk.index, len(chunk.token_ids), nbytes, time.time()
+        )
 
     def _is_kept(self, file: ChunkFile, spared: str | None = None) -> bool:
         """Whether a file stays: pinned ones, and those of the document that is being written."""

@@ -68,7 +68,13 @@ class FolderWriter:
                 self._room.forget()
             yield held
 
-    def write(self, path: Path, content: Callable[[], bytes], kept: Callable[[ChunkFile], bool]) -> bool:
+    def write(
+        self,
+        path: Path,
+        content: Callable[[], bytes],
+        kept: Callable[[ChunkFile], bool],
+        offered: ChunkFile | None = None,
+    ) -> bool:
         """Write a file; False (and a log line) if the disk, the budget or another writer does not let it.
 
         Parameters
@@ -79,22 +85,28 @@ class FolderWriter:
             Called while no other process writes.
         kept
             Whether a file must not be evicted for it.
+        offered
+            What the file will be, so that nothing that is used more often is evicted for it; None if that may be.
         """
         try:
             with self._held(f"writing {path.name}") as held:
-                return held and self._write(path, content(), kept)
+                return held and self._write(path, content(), self._order(kept, offered))
         except OSError as error:
             logger.warning("%s was not written: %s", path, error)
             return False
 
-    def _write(self, path: Path, payload: bytes, kept: Callable[[ChunkFile], bool]) -> bool:
-        if not self._room.make(len(payload), self._order(kept)):
-            logger.warning("%s was not written: there is no room for %d bytes more", path, len(payload))
+    def _write(self, path: Path, payload: bytes, order: Order) -> bool:
+        if not self._room.make(len(payload), order):
+            if self._room.can_ever_hold(len(payload)):
+                logger.info("%s was not written: what is there is worth more, or must stay", path)
+            else:
+                logger.warning("%s was not written: there is no room for %d bytes in the budget", path, len(payload))
             return False
         # Before it is written: should that fail, the count is too high rather than too low.
         self._room.added(len(payload))
         write_atomically(path, payload)
         return True
 
-    def _order(self, kept: Callable[[ChunkFile], bool]) -> Order:
-        return partial(eviction_order, worth=Worth(self._folder, self._identity, self._usage), kept=kept)
+    def _order(self, kept: Callable[[ChunkFile], bool], offered: ChunkFile | None = None) -> Order:
+        worth = Worth(self._folder, self._identity, self._usage)
+        return partial(eviction_order, worth=worth, kept=kept, offered=offered)

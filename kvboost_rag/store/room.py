@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -76,6 +77,10 @@ class Room:
             self._bytes = self._evicted(self._bytes, limit, int(_FREED_AT_ONCE * self._max_bytes), order)
         return self._bytes <= limit
 
+    def can_ever_hold(self, nbytes: int) -> bool:
+        """Whether a file fits if there is nothing else."""
+        return self._max_bytes is None or nbytes <= self._max_bytes - _RESERVED_BYTES
+
     def _evicted(self, present: int, limit: int, at_least: int, order: Order) -> int:
         """Return how much is left when enough was removed, if there is enough to remove."""
         victims = self._victims(order)
@@ -120,29 +125,38 @@ def _removed(path: Path) -> bool:
 
 
 def eviction_order(
-    files: Iterable[ChunkFile], *, worth: Callable[[ChunkFile], tuple[float, float]], kept: Callable[[ChunkFile], bool]
+    files: Iterable[ChunkFile],
+    *,
+    worth: Callable[[ChunkFile], tuple[float, float]],
+    kept: Callable[[ChunkFile], bool],
+    offered: ChunkFile | None = None,
 ) -> Iterator[ChunkFile]:
     """Order files by when they are to go: the least worth first, but of a document always the last chunk.
 
     What stays of a document is then the beginning of it, which is usable. Nothing goes that stands before a chunk
-    that is kept.
+    that is kept, nor for a chunk that is used less often.
 
     Parameters
     ----------
     files
         Of any number of documents.
     worth
-        Of a file, compared as tuples are.
+        Frequency and last use of a file, compared as tuples are.
     kept
         Whether a file must stay.
+    offered
+        What they are to go for; None if they must go whatever they are worth.
     """
+    highest = math.inf if offered is None else worth(offered)[0]
     documents: dict[tuple[str, str], list[ChunkFile]] = defaultdict(list)
     for file in sorted(files, key=lambda file: file.index):
         documents[file.identity, file.document_id].append(file)
     tails = [(worth(chunks[-1]), number, chunks) for number, chunks in enumerate(documents.values())]
     heapq.heapify(tails)
     while tails:
-        _, number, chunks = heapq.heappop(tails)
+        (frequency, _), number, chunks = heapq.heappop(tails)
+        if frequency > highest:
+            return
         if kept(chunks[-1]):
             continue
         yield chunks.pop()
