@@ -239,6 +239,26 @@ def test_a_large_unused_document_leaves_popular_ones_alone(tmp_path, size, caplo
     put_all(store, large[1:3])
 
 
+@pytest.mark.parametrize("used", [0, 50])
+def test_a_new_version_takes_the_room_of_the_old_one(tmp_path, size, used):
+    ledger = UsageLedger()
+    store = open_store(tmp_path, max_bytes=4 * size, usage=ledger)
+    old = document(1, 3)
+    new = [make_chunk(900 + i, document_id="d1", index=i) for i in range(3)]
+    put_all(store, old)
+    store.note([entry.chunk.key.prefix for entry in old] * used, Event.RETRIEVED)
+    assert [store.put(entry) for entry in new] == [True] * 3
+    assert all(same(get(store, entry), entry) for entry in new)
+
+
+def test_a_pinned_old_version_is_not_replaced(tmp_path, size):
+    store, old = open_store(tmp_path, max_bytes=4 * size), document(1, 3)
+    put_all(store, old)
+    store.pin(entry.chunk.key.prefix for entry in old)
+    assert not store.put(make_chunk(900, document_id="d1"))
+    assert stored(store, old) == [0, 1, 2]
+
+
 def test_pinned_chunks_stay(tmp_path, size):
     store = open_store(tmp_path, max_bytes=4 * size)
     pinned, other = document(1, 2), make_chunk(7)

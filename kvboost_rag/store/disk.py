@@ -111,9 +111,9 @@ class DiskStore(ChunkStore):
             return True
         path = chunk_path(self._folder, self._identity, prefix)
         payload = serialise(entry, self._identity)
-        kept = partial(self._is_kept, spared=entry.chunk.document_id)
-        offered = None if prefix in self._pins else self._described(path, entry, len(payload))
-        return self._writer.write(path, lambda: payload, kept, offered) and self._index.lookup(prefix) is not None
+        offered = self._described(path, entry, len(payload))
+        written = self._writer.write(path, lambda: payload, self._is_pinned, offered)
+        return written and self._index.lookup(prefix) is not None
 
     def _described(self, path: Path, entry: ChunkKV, nbytes: int) -> ChunkFile:
         chunk = entry.chunk
@@ -121,10 +121,8 @@ class DiskStore(ChunkStore):
             path, self._identity, chunk.key, chunk.document_id, chunk.index, len(chunk.token_ids), nbytes, time.time()
         )
 
-    def _is_kept(self, file: ChunkFile, spared: str | None = None) -> bool:
-        """Whether a file stays: pinned ones, and those of the document that is being written."""
-        own = file.identity == self._identity
-        return own and (file.key.prefix in self._pins or file.document_id == spared)
+    def _is_pinned(self, file: ChunkFile) -> bool:
+        return file.identity == self._identity and file.key.prefix in self._pins
 
     def get(self, prefix: str, token_ids: TokenIds) -> ChunkKV | None:
         """Read and check a chunk, whichever process wrote it."""
@@ -221,7 +219,7 @@ class DiskStore(ChunkStore):
             return
         delta = self._usage.take_delta()
         path = usage_path(self._folder, self._identity)
-        if delta["chunks"] and not self._writer.write(path, partial(usage_with, path, delta), self._is_kept):
+        if delta["chunks"] and not self._writer.write(path, partial(usage_with, path, delta), self._is_pinned):
             self._usage.return_delta(delta)
 
     def close(self) -> None:

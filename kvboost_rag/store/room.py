@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 
 from kvboost_rag.store.base import logger
@@ -134,7 +135,8 @@ def eviction_order(
     """Order files by when they are to go: the least worth first, but of a document always the last chunk.
 
     What stays of a document is then the beginning of it, which is usable. Nothing goes that stands before a chunk
-    that is kept, nor for a chunk that is used less often.
+    that is kept, nor for a chunk that is used less often. The offered chunk's own document keeps what stands before
+    it, and gives the rest first, whatever it is worth: that is of an earlier version, or of no use without the chunk.
 
     Parameters
     ----------
@@ -147,10 +149,38 @@ def eviction_order(
     offered
         What they are to go for; None if they must go whatever they are worth.
     """
-    highest = math.inf if offered is None else worth(offered)[0]
+    if offered is None:
+        yield from _from_the_ends(files, worth, kept, math.inf)
+        return
+    own, others = [], []
+    for file in files:
+        (own if _document(file) == _document(offered) else others).append(file)
+    yield from takewhile(lambda file: not kept(file), _behind(own, offered.index))
+    yield from _from_the_ends(others, worth, kept, math.inf if kept(offered) else worth(offered)[0])
+
+
+def _document(file: ChunkFile) -> tuple[str, str]:
+    return file.identity, file.document_id
+
+
+def _behind(files: Iterable[ChunkFile], index: int) -> list[ChunkFile]:
+    """Choose a document's files from an index on: what lies in the very place first, as it is replaced, then the last.
+
+    If the last went first, those in front would be taken for the beginning of the new version later on.
+    """
+    behind = [file for file in files if file.index >= index]
+    return sorted(behind, key=lambda file: (file.index != index, -file.index))
+
+
+def _from_the_ends(
+    files: Iterable[ChunkFile],
+    worth: Callable[[ChunkFile], tuple[float, float]],
+    kept: Callable[[ChunkFile], bool],
+    highest: float,
+) -> Iterator[ChunkFile]:
     documents: dict[tuple[str, str], list[ChunkFile]] = defaultdict(list)
     for file in sorted(files, key=lambda file: file.index):
-        documents[file.identity, file.document_id].append(file)
+        documents[_document(file)].append(file)
     tails = [(worth(chunks[-1]), number, chunks) for number, chunks in enumerate(documents.values())]
     heapq.heapify(tails)
     while tails:
