@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
+import resource
 import shutil
 import struct
 import subprocess
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save
 
-from kvboost_rag.store import DiskStore, MemoryStore, TieredStore, verify_files
+from kvboost_rag.store import DiskStore, MemoryStore, TieredStore, prune_folder, verify_files
 from kvboost_rag.store.chunk_file import checksum
 from kvboost_rag.store.layout import folder_bytes, temporary_files
 
@@ -229,6 +231,66 @@ def test_files_from_the_future_are_used_and_evicted_like_others(tmp_path):
     for number in range(10, 20):
         assert store.put(make_chunk(number))
     assert not set(store) & {entry.chunk.key.prefix for entry in entries}
+
+
+class NoFileMayBeOpened:
+    """Takes all the handles of files that a process may have."""
+
+    def __enter__(self) -> None:
+        self._limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        highest = max(map(int, os.listdir("/dev/fd")))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, self._limits[1]))
+        self._handles = []
+        with contextlib.suppress(OSError):
+            while True:
+                self._handles.append(os.open(os.devnull, os.O_RDONLY))
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            os.close(handle)
+        resource.setrlimit(resource.RLIMIT_NOFILE, self._limits)
+
+
+def test_what_can_not_be_opened_for_a_while_is_a_miss_and_not_damaged(tmp_path, caplog):
+    first, second = with_chunks(tmp_path, 2)
+    store = open_store(tmp_path, max_bytes=100_000)
+    written = make_chunk(7)
+    assert open_store(tmp_path).put(written)
+    with NoFileMayBeOpened():
+        assert store.find("0" * 32, first.chunk.token_ids) is None
+        assert get(store, first) is None
+    assert len(store) == 2
+    assert "Too many open files" in caplog.text
+    assert not list(store._index.damaged())
+    assert all(same(get(store, entry), entry) for entry in (first, second))
+    assert same(store.find(written.chunk.key.content, written.chunk.token_ids), written)
+
+
+def test_a_new_file_that_can_not_be_read_at_first_is_found_later(tmp_path, caplog):
+    store, entry = open_store(tmp_path), make_chunk(1)
+    assert open_store(tmp_path).put(entry)
+    path = file_of(tmp_path, entry)
+    away = path.rename(tmp_path / "away")
+    path.symlink_to(path.name)
+    os.utime(path.parent, (1e9, 1e9))
+    assert get(store, entry) is None
+    assert store.find(entry.chunk.key.content, entry.chunk.token_ids) is None
+    assert "symbolic links" in caplog.text
+    away.replace(path)
+    os.utime(path.parent, (1e9, 1e9))
+    assert same(store.find(entry.chunk.key.content, entry.chunk.token_ids), entry)
+
+
+def test_pruning_leaves_what_can_not_be_read(tmp_path, caplog):
+    entry, damaged = with_chunks(tmp_path, 2)
+    unreadable = tmp_path / IDENTITY / "loop.kv.safetensors"
+    unreadable.symlink_to(unreadable.name)
+    os.truncate(file_of(tmp_path, damaged), 100)
+    assert "can not be read now" in dict(verify_files(tmp_path))[unreadable]
+    assert prune_folder(tmp_path) == [file_of(tmp_path, damaged)]
+    assert unreadable.is_symlink()
+    assert "passed over" in caplog.text
+    assert same(get(open_store(tmp_path), entry), entry)
 
 
 # Files that are not what they should be --------------------------------------------------------------------------

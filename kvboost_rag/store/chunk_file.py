@@ -32,10 +32,8 @@ __all__ = [
 FORMAT = "kvboost_rag chunk 3"
 """Raised whenever files would be read differently."""
 
-DAMAGE = (
-    OSError, SafetensorError, ArithmeticError, LookupError, ValueError, TypeError, RuntimeError, AssertionError,
-)  # fmt: skip
-"""What reading a file raises that is not what it should be."""
+DAMAGE = (SafetensorError, ArithmeticError, LookupError, ValueError, TypeError, RuntimeError, AssertionError)
+"""What reading a file raises that is not what it should be; an OSError says nothing about what is in the file."""
 
 _LONGEST_HEADER = 1 << 20
 
@@ -145,6 +143,8 @@ def read_header(path: Path) -> ChunkFile:
     ------
     DAMAGE
         If the file can not be used.
+    OSError
+        If it can not be read now.
     """
     with path.open("rb") as file:
         return _described(path, file, _metadata(file))
@@ -157,6 +157,8 @@ def read_chunk(path: Path) -> tuple[ChunkFile, ChunkKV]:
     ------
     DAMAGE
         If the file can not be used.
+    OSError
+        If it can not be read now.
     """
     with path.open("rb") as file:
         meta = _metadata(file)

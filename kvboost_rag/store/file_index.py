@@ -63,7 +63,8 @@ class FileIndex:
         """Return what ``read`` makes of a chunk's file.
 
         A file that is gone is None; one that ``read`` raises :data:`DAMAGE` for is None too, is logged, and is not
-        tried again before it was replaced.
+        tried again before it was replaced. One that can not be read now, as when the process has too many files open,
+        is None and logged this time.
         """
         path = chunk_path(self._folder, self.identity, prefix)
         signature = _signature(path) if is_name(prefix) else None
@@ -74,6 +75,9 @@ class FileIndex:
             return read(path)
         except FileNotFoundError:
             self.remove(prefix)
+            return None
+        except OSError as error:
+            logger.warning("%s can not be read now (%s): treated as a miss", path.name, error)
             return None
         except DAMAGE as error:
             logger.warning("%s can not be used (%s): treated as a miss", path.name, error)
@@ -108,7 +112,10 @@ class FileIndex:
         changed = _changed(own)
         if changed is not None and changed == self._seen:
             return False
-        there = {prefix for name in _names(own) if (prefix := prefix_of(name)) is not None}
+        names = _names(own)
+        if names is None:
+            return False
+        there = {prefix for name in names if (prefix := prefix_of(name)) is not None}
         with self._guard:
             gone = self._files.keys() - there
             new = there - self._files.keys()
@@ -117,7 +124,9 @@ class FileIndex:
             self.remove(prefix)
         for prefix in sorted(new):
             self._discovered(prefix)
-        settled = changed is not None and abs(time.time() - changed / 1e9) > _TICK_SECONDS
+        # What could not be read this time is to be found the next time, though nothing changes in the folder.
+        all_read = all(prefix in self._files or prefix in self._damaged for prefix in new)
+        settled = all_read and changed is not None and abs(time.time() - changed / 1e9) > _TICK_SECONDS
         self._seen = changed if settled else None
         return True
 
@@ -175,11 +184,12 @@ def _changed(folder: Path) -> int | None:
         return None
 
 
-def _names(folder: Path) -> list[str]:
+def _names(folder: Path) -> list[str] | None:
+    """List a folder, empty if it is gone; None, and a log line, if that can not be told."""
     try:
         return os.listdir(folder)
     except FileNotFoundError:
         return []
     except OSError as error:
         logger.warning("%s can not be listed: %s", folder, error)
-        return []
+        return None

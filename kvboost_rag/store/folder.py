@@ -9,7 +9,7 @@ from kvboost_rag.store.base import logger
 from kvboost_rag.store.chunk_file import DAMAGE, ChunkFile, read_chunk, read_header
 from kvboost_rag.store.layout import chunk_paths
 
-__all__ = ["read_headers", "verify_files"]
+__all__ = ["damaged_files", "read_headers", "verify_files"]
 
 
 def read_headers(folder: Path) -> Iterator[ChunkFile]:
@@ -19,7 +19,7 @@ def read_headers(folder: Path) -> Iterator[ChunkFile]:
             yield read_header(path)
         except FileNotFoundError:
             continue
-        except DAMAGE as error:
+        except (OSError, *DAMAGE) as error:
             logger.warning("%s is not a readable chunk file (%s): passed over", path.name, error)
 
 
@@ -34,14 +34,33 @@ def verify_files(folder: Path) -> Iterator[tuple[Path, str]]:
     Yields
     ------
     tuple[pathlib.Path, str]
-        Each file and why it can not be used, empty for a sound one.
+        Each file and why it can not be used, empty for a sound one. One that can not be read now may be sound.
     """
     for path in chunk_paths(folder):
         try:
-            read_chunk(path)
+            yield path, _damage(path)
         except FileNotFoundError:
             continue
-        except DAMAGE as error:
-            yield path, str(error) or type(error).__name__
-        else:
-            yield path, ""
+        except OSError as error:
+            yield path, f"it can not be read now: {error}"
+
+
+def damaged_files(folder: Path) -> Iterator[Path]:
+    """Read every chunk file in a folder whole, for those that are damaged; unreadable ones are logged instead."""
+    for path in chunk_paths(folder):
+        try:
+            if _damage(path):
+                yield path
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            logger.warning("%s can not be read now (%s): passed over", path, error)
+
+
+def _damage(path: Path) -> str:
+    """Say what is wrong with a chunk's file, empty for nothing."""
+    try:
+        read_chunk(path)
+    except DAMAGE as error:
+        return str(error) or type(error).__name__
+    return ""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 
 from kvboost_rag.store.base import logger
 from kvboost_rag.store.chunk_file import ChunkFile
 from kvboost_rag.store.file_index import FileIndex
-from kvboost_rag.store.folder import verify_files
+from kvboost_rag.store.folder import damaged_files
 from kvboost_rag.store.folder_lock import FolderLock
 from kvboost_rag.store.layout import chunk_paths, stale_files, temporary_files
 from kvboost_rag.store.room import Room, eviction_order
@@ -45,11 +46,10 @@ def prune_folder(folder: Path, max_bytes: int | None = None) -> list[Path]:
             if not held:
                 raise ValueError(f"{folder} is being written by another process; try again when that is done")
             before = {*chunk_paths(folder), *stale_files(folder), *temporary_files(folder)}
-            damaged = [path for path, why in verify_files(folder) if why]
-            for path in (*damaged, *stale_files(folder), *temporary_files(folder)):
+            for path in (*damaged_files(folder), *stale_files(folder), *temporary_files(folder)):
                 path.unlink(missing_ok=True)
             _shrink(folder, max_bytes)
-            return sorted(path for path in before if not path.exists())
+            return sorted(path for path in before if not os.path.lexists(path))
     except OSError as error:
         raise ValueError(f"{folder} can not be pruned ({error}); make it writable") from error
 
