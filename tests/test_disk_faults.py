@@ -293,6 +293,18 @@ def test_pruning_leaves_what_can_not_be_read(tmp_path, caplog):
     assert same(get(open_store(tmp_path), entry), entry)
 
 
+@pytest.mark.parametrize("identity", [None, IDENTITY])
+def test_a_folder_that_is_no_cache_is_not_pruned(tmp_path, identity):
+    where = tmp_path / (identity or ".")
+    where.mkdir(exist_ok=True)
+    (where / ".writing-a-novel").write_text("chapter one")
+    (tmp_path / "mine.kv.safetensors").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError, match="no cache folder"):
+        prune_folder(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 # Files that are not what they should be --------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from kvboost_rag.store.chunk_file import ChunkFile
 from kvboost_rag.store.file_index import FileIndex
 from kvboost_rag.store.folder import damaged_files
 from kvboost_rag.store.folder_lock import FolderLock
-from kvboost_rag.store.layout import chunk_paths, stale_files, temporary_files
+from kvboost_rag.store.layout import LOCK, WRITER, chunk_paths, stale_files, temporary_files
 from kvboost_rag.store.room import Room, eviction_order
 from kvboost_rag.store.usage_file import Worth
 
@@ -39,9 +39,10 @@ def prune_folder(folder: Path, max_bytes: int | None = None) -> list[Path]:
     Raises
     ------
     ValueError
-        If another process keeps the folder locked, or it can not be written.
+        If it is no cache folder, another process keeps it locked, or it can not be written.
     """
     try:
+        _check_is_cache(folder)
         with FolderLock(folder).held("pruning") as held:
             if not held:
                 raise ValueError(f"{folder} is being written by another process; try again when that is done")
@@ -52,6 +53,13 @@ def prune_folder(folder: Path, max_bytes: int | None = None) -> list[Path]:
             return sorted(path for path in before if not os.path.lexists(path))
     except OSError as error:
         raise ValueError(f"{folder} can not be pruned ({error}); make it writable") from error
+
+
+def _check_is_cache(folder: Path) -> None:
+    """See that a store was here, before anything is removed that another program's names may look like."""
+    if (folder / LOCK).exists() or (folder / WRITER).exists() or any(chunk_paths(folder)):
+        return
+    raise ValueError(f"{folder} is no cache folder, so nothing was removed; give the one that an engine was given")
 
 
 def _shrink(folder: Path, max_bytes: int | None) -> None:
