@@ -259,6 +259,32 @@ def test_a_pinned_old_version_is_not_replaced(tmp_path, size):
     assert stored(store, old) == [0, 1, 2]
 
 
+def test_what_is_wanted_is_told_without_writing(tmp_path, size):
+    ledger, new = UsageLedger(), make_chunk(9).chunk.key.prefix
+    store, entries = open_store(tmp_path, max_bytes=4 * size, usage=ledger), document(1, 3)
+    assert store.wants(new)
+    put_all(store, entries[:2])
+    assert store.wants(new)
+    put_all(store, entries[2:])
+    assert not store.wants(new)
+    store.note([new, *(entry.chunk.key.prefix for entry in entries)], Event.RETRIEVED)
+    assert not store.wants(new)
+    store.note([new], Event.RETRIEVED)
+    assert store.wants(new)
+    assert stored(store, entries) == [0, 1, 2]
+    store.delete(entries[2].chunk.key)
+    assert store.wants(make_chunk(8).chunk.key.prefix)
+    assert open_store(tmp_path).wants(new)
+    assert not open_store(tmp_path, read_only=True).wants(new)
+
+
+def test_nothing_is_wanted_where_no_chunk_fits(tmp_path, size):
+    assert not open_store(tmp_path, max_bytes=1).wants(make_chunk(1).chunk.key.prefix)
+    store = open_store(tmp_path, max_bytes=size // 2)
+    assert not store.put(make_chunk(1))
+    assert not store.wants(make_chunk(2).chunk.key.prefix)
+
+
 def test_pinned_chunks_stay(tmp_path, size):
     store = open_store(tmp_path, max_bytes=4 * size)
     pinned, other = document(1, 2), make_chunk(7)

@@ -115,6 +115,10 @@ class DiskStore(ChunkStore):
         written = self._writer.write(path, lambda: payload, self._is_pinned, offered)
         return written and self._index.lookup(prefix) is not None
 
+    def wants(self, prefix: str) -> bool:
+        """Whether a chunk of the size of the least valuable file has room, or is used more often than that one."""
+        return self._writer is not None and self._writer.wants(prefix, self._is_pinned)
+
     def _described(self, path: Path, entry: ChunkKV, nbytes: int) -> ChunkFile:
         chunk = entry.chunk
         return ChunkFile(

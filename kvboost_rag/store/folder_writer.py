@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from kvboost_rag.store.folder_lock import FolderLock
 from kvboost_rag.store.layout import WRITING, temporary_files
 from kvboost_rag.store.room import Order, Room, eviction_order
 from kvboost_rag.store.usage_file import Worth
+from kvboost_rag.types import ChunkKey
 from kvboost_rag.usage import UsageLedger
 
 __all__ = ["FolderWriter"]
@@ -38,7 +40,10 @@ class FolderWriter:
     def __init__(self, folder: Path, index: FileIndex, max_bytes: int | None, usage: UsageLedger | None) -> None:
         self._folder = folder
         self._identity = index.identity
+        self._index = index
         self._usage = usage
+        # Bytes of the smallest chunk that the budget can never hold; None until such a one was offered.
+        self._too_large: int | None = None
         self._lock = FolderLock(folder)
         self._room = Room(folder, index, max_bytes)
 
@@ -95,11 +100,29 @@ class FolderWriter:
             logger.warning("%s was not written: %s", path, error)
             return False
 
+    def wants(self, prefix: str, kept: Callable[[ChunkFile], bool]) -> bool:
+        """Whether a chunk of the size of the least valuable file would be written; a guess, made without the lock."""
+        usual = max((file.nbytes for file in self._index), default=self._too_large or 1)
+        try:
+            return self._room.has_free(usual) or self._is_worth_more(prefix, kept)
+        except OSError as error:
+            logger.warning("%s can not be looked through: %s", self._folder, error)
+            return False
+
+    def _is_worth_more(self, prefix: str, kept: Callable[[ChunkFile], bool]) -> bool:
+        worth = Worth(self._folder, self._identity, self._usage)
+        victim = self._room.first_to_go(partial(eviction_order, worth=worth, kept=kept))
+        if victim is None:
+            return False
+        offered = replace(victim, identity=self._identity, key=ChunkKey(prefix, victim.key.content))
+        return self._room.has_free(victim.nbytes) or kept(offered) or worth(offered)[0] > worth(victim)[0]
+
     def _write(self, path: Path, payload: bytes, order: Order) -> bool:
         if not self._room.make(len(payload), order):
             if self._room.can_ever_hold(len(payload)):
                 logger.info("%s was not written: what is there is worth more, or must stay", path)
             else:
+                self._too_large = min(len(payload), self._too_large or len(payload))
                 logger.warning("%s was not written: there is no room for %d bytes in the budget", path, len(payload))
             return False
         # Before it is written: should that fail, the count is too high rather than too low.

@@ -82,6 +82,19 @@ class Room:
         """Whether a file fits if there is nothing else."""
         return self._max_bytes is None or nbytes <= self._max_bytes - _RESERVED_BYTES
 
+    def has_free(self, nbytes: int) -> bool:
+        """Whether a file fits with nothing removed, as far as can be told without the lock."""
+        if self._max_bytes is None:
+            return True
+        limit, known = self._max_bytes - _RESERVED_BYTES - nbytes, self._bytes
+        if known is not None and known <= limit:
+            return True
+        return limit >= 0 and folder_bytes(self._folder) <= limit
+
+    def first_to_go(self, order: Order) -> ChunkFile | None:
+        """Return the file that would be evicted first; None if none can be."""
+        return next(iter(order(self._files())), None)
+
     def _evicted(self, present: int, limit: int, at_least: int, order: Order) -> int:
         """Return how much is left when enough was removed, if there is enough to remove."""
         victims = self._victims(order)
@@ -96,14 +109,19 @@ class Room:
         return present
 
     def _victims(self, order: Order) -> list[tuple[Path, int]]:
+        files = self._files()
+        damaged = [found for index in list(self._indexes.values()) for found in index.damaged()]
+        return damaged + [(file.path, file.nbytes) for file in order(files)]
+
+    def _files(self) -> list[ChunkFile]:
         for own in identity_folders(self._folder):
             if own.name not in self._indexes:
                 self._indexes[own.name] = FileIndex(self._folder, own.name)
-        for index in self._indexes.values():
+        # Another thread, without the lock, may add one.
+        indexes = list(self._indexes.values())
+        for index in indexes:
             index.refresh()
-        damaged = [found for index in self._indexes.values() for found in index.damaged()]
-        files = [_of_the_past(file) for index in self._indexes.values() for file in index.current()]
-        return damaged + [(file.path, file.nbytes) for file in order(files)]
+        return [_of_the_past(file) for index in indexes for file in index.current()]
 
 
 def _of_the_past(file: ChunkFile) -> ChunkFile:
