@@ -170,7 +170,8 @@ def eviction_order(
     if offered is None:
         yield from _from_the_ends(files, worth, kept, math.inf)
         return
-    own, others = [], []
+    own: list[ChunkFile] = []
+    others: list[ChunkFile] = []
     for file in files:
         (own if _document(file) == _document(offered) else others).append(file)
     yield from takewhile(lambda file: not kept(file), _behind(own, offered.index))

@@ -95,7 +95,11 @@ def test_a_tool_that_was_not_offered_is_not_called():
 
 @pytest.mark.parametrize(
     "text",
-    ['<tool_call>{"name": "weather", "arguments": {"pl', f"<tool_call>{OTHER}</tool_call>", '<tool_call>{"place": "x"}</tool_call>'],
+    [
+        '<tool_call>{"name": "weather", "arguments": {"pl',
+        f"<tool_call>{OTHER}</tool_call>",
+        '<tool_call>{"place": "x"}</tool_call>',
+    ],
 )
 def test_a_tagged_call_that_is_none_is_an_invalid_one(text):
     pieces = [*(reader := FreeReader(["weather"])).push(text), *reader.end()]
