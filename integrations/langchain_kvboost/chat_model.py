@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
-from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.documents import Document
 from langchain_core.language_models import BaseChatModel, LangSmithParams, LanguageModelInput, ModelProfile
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable
+from langchain_core.runnables.config import run_in_executor
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
@@ -24,6 +26,7 @@ from langchain_kvboost.placing import BEFORE
 from langchain_kvboost.schemas import structured_chain
 from langchain_kvboost.settings import Settings, describe, usage
 from langchain_kvboost.tools import Piece, Reader
+from langchain_kvboost.waiting import finished
 
 __all__ = ["ChatKVBoost"]
 
@@ -192,8 +195,26 @@ class ChatKVBoost(BaseChatModel, Settings):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
+        return self._answer(messages, stop, kwargs, Event())
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        given_up = Event()
+        try:
+            return await run_in_executor(None, self._answer, messages, stop, kwargs, given_up)
+        finally:
+            given_up.set()
+
+    def _answer(
+        self, messages: list[BaseMessage], stop: list[str] | None, kwargs: dict[str, Any], given_up: Event
+    ) -> ChatResult:
         call = self._call(messages, stop, kwargs)
-        result = call.engine.generate(call.prompt, **call.options)
+        result = finished(call.engine.stream(call.prompt, **call.options), given_up)
         pieces = [*call.reader.push(result.text), *call.reader.end()]
         message = message_of(pieces, result.finish_reason, call.metadata(result))
         return ChatResult(generations=[ChatGeneration(message=message)])

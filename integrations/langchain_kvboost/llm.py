@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from threading import Event
 from typing import Any
 
-from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import BaseLLM, LangSmithParams
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
+from langchain_core.runnables.config import run_in_executor
 
 from kvboost_rag import KVBoostEngine, Result
 from langchain_kvboost.asking import chosen_documents
 from langchain_kvboost.documents import restore_reprs
 from langchain_kvboost.settings import Settings, describe, usage
+from langchain_kvboost.waiting import finished
 
 __all__ = ["KVBoostLLM"]
 
@@ -75,11 +78,29 @@ class KVBoostLLM(BaseLLM, Settings):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
+        return self._answers(prompts, stop, kwargs, Event())
+
+    async def _agenerate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        given_up = Event()
+        try:
+            return await run_in_executor(None, self._answers, prompts, stop, kwargs, given_up)
+        finally:
+            given_up.set()
+
+    def _answers(
+        self, prompts: list[str], stop: list[str] | None, kwargs: dict[str, Any], given_up: Event
+    ) -> LLMResult:
         generations: list[list[Generation]] = []
         counts = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
         for text in prompts:
             engine, asked, model, notes = self._asked(text, stop, kwargs)
-            result = engine.generate(**asked)
+            result = finished(engine.stream(**asked), given_up)
             counts = {
                 "prompt_tokens": counts["prompt_tokens"] + result.prompt_tokens,
                 "completion_tokens": counts["completion_tokens"] + result.completion_tokens,

@@ -7,6 +7,7 @@ import json
 import logging
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -186,6 +187,30 @@ def test_closing_a_stream_stops_the_compute(engine):
     next(stream)
     stream.close()
     assert ChatKVBoost(engine=engine, **GREEDY).invoke("Who?").text
+
+
+@pytest.mark.parametrize("kind", [ChatKVBoost, KVBoostLLM])
+def test_cancelling_an_ainvoke_stops_the_compute(kind, engine, monkeypatch):
+    step, steps, begun = engine._step, [], threading.Event()
+
+    def counted(*args):
+        steps.append(1)
+        begun.set()
+        return step(*args)
+
+    monkeypatch.setattr(engine, "_step", counted)
+    model = kind(engine=engine, max_tokens=900, temperature=0, generation_kwargs={"ignore_eos": True})
+
+    async def cancelled():
+        task = asyncio.create_task(model.ainvoke("Why?"))
+        await asyncio.to_thread(begun.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    # Ends when its threads do.
+    asyncio.run(cancelled())
+    assert 0 < len(steps) < 800
 
 
 def test_threads_and_tasks_get_the_serial_answers(engine):
@@ -441,7 +466,7 @@ CALL = '{"name": "weather", "arguments": {"place": "Bergen"}}'
     ],
 )
 def test_calls_are_read_from_free_text_in_pieces_of_any_size(text, shown, calls, size):
-    reader = FreeReader()
+    reader = FreeReader(["weather"])
     pieces = [p for i in range(0, len(text), size) for p in reader.push(text[i : i + size])] + reader.end()
     assert "".join(p.text for p in pieces if p.call is None) == shown
     assert [p.name for p in pieces if p.call is not None] == calls
