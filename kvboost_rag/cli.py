@@ -94,7 +94,13 @@ def _parser() -> argparse.ArgumentParser:
     eviction.add_argument("--json", action="store_true", help="print one JSON object")
     eviction.set_defaults(run=_bench_eviction)
 
-    calibrate = commands.add_parser("calibrate", help="measure what each repair costs and gives; auto uses it")
+    _calibrate_arguments(
+        commands.add_parser("calibrate", help="measure what each repair costs and gives; auto uses it")
+    )
+    return parser
+
+
+def _calibrate_arguments(calibrate: argparse.ArgumentParser) -> None:
     _model_arguments(calibrate)
     calibrate.add_argument("--data", type=Path, help="questions as for bench (default: the documents' sentences)")
     calibrate.add_argument("--samples", type=int, default=8, help="how many to measure (default 8)")
@@ -105,7 +111,6 @@ def _parser() -> argparse.ArgumentParser:
     calibrate.add_argument("--plot", type=Path, help="PNG or SVG file for the frontier")
     calibrate.add_argument("--json", action="store_true", help="print one JSON object")
     calibrate.set_defaults(run=_calibrate)
-    return parser
 
 
 def _size(text: str) -> int:

@@ -128,11 +128,11 @@ class KVBoostEngine(DocumentMethods):
             raise ValueError(f"reuse is 'on' or 'off', not {reuse!r}")
         self.kv_format = KVFormat(kv_dtype, sink_tokens)
         quantised = None if kv_dtype == "native" else kv_dtype
-        for_reuse = (repair, quality, policy, cache_dir, context_documents or None, quantised)
+        for_reuse = (repair, quality, policy, cache_dir, context_documents or None, quantised, max_memory_bytes)
         if reuse == "off" and any(option is not None for option in for_reuse):
             raise ValueError(
-                "repair, quality, policy, cache_dir, context_documents and kv_dtype have no use with reuse='off'; "
-                "leave them out"
+                "repair, quality, policy, cache_dir, context_documents, max_memory_bytes and kv_dtype have no use with "
+                "reuse='off'; leave them out"
             )
         self.model = model
         self.tokenizer = tokenizer

@@ -131,7 +131,10 @@ def test_nonsense_for_reuse_is_refused():
         KVBoostEngine(tiny_model("llama"), tiny_tokenizer(), reuse="off", cache_dir="x")
 
 
-@pytest.mark.parametrize("option", [{"repair": "none"}, {"quality": "safe"}, {"context_documents": ["A text."]}])
+@pytest.mark.parametrize(
+    "option",
+    [{"repair": "none"}, {"quality": "safe"}, {"context_documents": ["A text."]}, {"max_memory_bytes": 1}],
+)
 def test_what_only_reuse_needs_is_not_ignored_without_it(option):
     with pytest.raises(ValueError, match="no use with reuse='off'"):
         KVBoostEngine(tiny_model("llama"), tiny_tokenizer(), reuse="off", **option)
