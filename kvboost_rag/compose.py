@@ -43,7 +43,7 @@ class Composer:
         raw
             Whether the tokenizer's own beginning (as BOS) is still missing.
         """
-        pieces, text = [], ""
+        pieces, text, first = [], "", True
         if raw:
             pieces.append(Piece(self._tokens.start("" if segments[0].document else segments[0].text)))
         for segment in segments:
@@ -57,9 +57,9 @@ class Composer:
                     # Collected until the next document, so that text is tokenised as one wherever it came from.
                     text += part
                 else:
-                    pieces += [Piece(self._tokens.template(text)), part]
-                    text = ""
-        return _joined([*pieces, Piece(self._tokens.template(text))])
+                    pieces += [Piece(self._tokens.template(text, first=first)), part]
+                    text, first = "", False
+        return _joined([*pieces, Piece(self._tokens.template(text, first=first))])
 
     def _given(self, document: Document) -> Piece:
         """Make the piece of a document that the caller handed over apart."""

@@ -47,7 +47,7 @@ def context_ids(renderer: Renderer, tokens: Tokens, contexts: Sequence[str]) -> 
         ids = []
     else:
         ids = [] if renderer.uses_template else [tokens.start(head)]
-        ids.append(tokens.template(head))
+        ids.append(tokens.template(head, first=True))
     for text in contexts:
         ids += [tokens.document(text.strip()), tokens.template(renderer.separator)]
     return np.concatenate(ids) if ids else np.empty(0, dtype=np.int64)

@@ -16,7 +16,8 @@ PACKAGE = Path(kvboost_rag.__file__).parent
 ORDER = [
     {"errors", "types"},
     {
-        "keys", "chunking", "quantize", "rope", "report", "converted", "generic_texts", "policy", "usage", "sizes"
+        "keys", "chunking", "quantize", "rope", "report", "converted", "generic_texts", "policy", "usage", "sizes",
+        "dummy_prefix",
     },
     {"sampling", "gguf_convert"},
     {"model", "tokens", "store", "loading", "locate", "prompt"},
