@@ -642,7 +642,7 @@ def test_summary():
         ({"max_documents": -1}, "max_documents is -1"),
         ({"max_document_tokens": 0}, "max_document_tokens is 0"),
         ({"threads": 0}, "threads is 0"),
-        ({"methods": ("full", "magic:3")}, "'magic:3' is neither one of full, prefix-cache nor a repair: unknown"),
+        ({"methods": ("full", "magic:3")}, "'magic:3' is neither one of full, prefix-cache, joint nor a repair"),
         ({"methods": ("full", "none", "none")}, "methods hold none more than once"),
         ({"methods": ("none",)}, "methods must hold full"),
         ({"instruction": "Answer!"}, "instruction must hold {question}"),

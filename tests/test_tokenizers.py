@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import AutoModelForCausalLM, ByT5Tokenizer, LlamaConfig, PreTrainedTokenizerFast
 
 from kvboost_rag import Document, KVBoostEngine, SpanKind
+from kvboost_rag.bench.methods import Question, make_method
 from kvboost_rag.prompt import Layout, Renderer
 from kvboost_rag.tokens import Tokens
 from tests.tiny import SHAPE, TEMPLATE
@@ -279,3 +280,13 @@ def test_the_head_is_read_like_the_beginning_of_a_prompt():
         head = Tokens(tokenizer_of(kind)).template(renderer.head, first=True)
         ids = engine_of(kind).tokenize("Where?", documents=["english"])
         assert ids[: len(head)].tolist() == head.tolist()
+
+
+def test_bench_compares_with_the_prompt_tokenised_as_one_text():
+    tokenizer, documents = tokenizer_of("byte-level"), (Document("a", "he meeting is"), Document("b", "nch is served"))
+    layout = Layout(lead_in="T", separator="\n\nLu", question="\nWhere? {question}", chat=False)
+    with KVBoostEngine(model(), tokenizer, layout=layout) as engine:
+        question = Question("When?", documents)
+        first = {name: make_method(name, engine, 0).first_token(question) for name in ("full", "joint")}
+    whole = tokenizer("The meeting is\n\nLunch is served\nWhere? When?").input_ids
+    assert first["joint"].prompt_tokens == len(whole) < first["full"].prompt_tokens

@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from kvboost_rag.bench.plain import PlainAnswer, PlainModel
@@ -94,6 +95,8 @@ def make_method(name: str, engine: KVBoostEngine, seed: int) -> Method:
     """Make a method from its name; ``random`` repairs without a seed of their own get this one."""
     if name == "full":
         return _Plain(engine, PlainModel(engine.model))
+    if name == "joint":
+        return _Joint(engine, PlainModel(engine.model))
     if name == "prefix-cache":
         return _PrefixCache(engine, PlainModel(engine.model, KEPT_PROMPTS))
     lone_random = name.split(":")[0] == "random" and "+" not in name and "seed=" not in name
@@ -130,11 +133,24 @@ class _Plain(Method):
 
     def _prefill(self, question: Question) -> tuple[PlainAnswer, FirstToken]:
         start = time.perf_counter()
-        ids = token_ids(self._engine, question, ANSWER_TOKENS)
+        ids = self._ids(question)
         answer = self._model.prefill(ids)
         int(answer.logits.argmax())
         seconds = time.perf_counter() - start
         return answer, FirstToken(seconds, 1.0, answer.reused / len(ids), len(ids))
+
+
+    def _ids(self, question: Question) -> TokenIds:
+        return token_ids(self._engine, question, ANSWER_TOKENS)
+
+
+class _Joint(_Plain):
+    """Full prefill of the same text tokenised as one, documents and all, as without reuse of documents."""
+
+    def _ids(self, question: Question) -> TokenIds:
+        tokenizer = self._engine.tokenizer
+        text = tokenizer.decode(super()._ids(question), clean_up_tokenization_spaces=False)
+        return np.asarray(tokenizer(text, add_special_tokens=False).input_ids, dtype=np.int64)
 
 
 class _PrefixCache(_Plain):

@@ -20,7 +20,7 @@ from kvboost_rag.repair import parse_repair
 
 __all__ = ["BASELINES", "METHODS", "BenchOptions", "add_arguments", "options_from"]
 
-BASELINES = ("full", "prefix-cache")
+BASELINES = ("full", "prefix-cache", "joint")
 """Methods that are not repairs."""
 
 METHODS = ("full", "prefix-cache", "none", "random:0.15", "selective:16", "cacheblend:0.15")
@@ -44,7 +44,8 @@ class BenchOptions:
     model
         As :meth:`kvboost_rag.KVBoostEngine.from_pretrained` takes it.
     methods
-        ``full``, ``prefix-cache`` and specifications of repairs; ``full`` must be among them.
+        ``full``, ``prefix-cache``, ``joint`` (full prefill of the prompt tokenised as one text) and specifications of
+        repairs; ``full`` must be among them.
     limit
         How many samples, from the beginning of the file; None for all.
     max_documents
