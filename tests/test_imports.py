@@ -16,9 +16,10 @@ PACKAGE = Path(kvboost_rag.__file__).parent
 ORDER = [
     {"errors", "types"},
     {
-        "keys", "chunking", "quantize", "rope", "report", "converted", "generic_texts", "policy", "usage", "sizes"
+        "keys", "chunking", "quantize", "rope", "report", "converted", "generic_texts", "usage", "sizes", "owner",
+        "reading",
     },
-    {"sampling", "gguf_convert"},
+    {"sampling", "gguf_convert", "policy"},
     {"model", "tokens", "store", "loading", "locate", "prompt"},
     {"contexts", "prefix", "registry", "repair", "sensitivity"},
     {"encode", "compose", "plan", "assemble", "prefill", "decode", "session"},
