@@ -6,7 +6,9 @@ import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-__all__ = ["Owner"]
+from kvboost_rag.keys import fingerprint_of
+
+__all__ = ["Owner", "tenant_of"]
 
 _SHORTEST = 16
 
@@ -41,7 +43,9 @@ class Owner:
         """Make the owner with this secret; None without one."""
         if secret is None:
             return None
-        return cls(secret.encode() if isinstance(secret, str) else bytes(secret))
+        if not isinstance(secret, (str, bytes)):
+            raise ValueError(f"a secret is text or bytes, not {type(secret).__name__}")
+        return cls(secret.encode() if isinstance(secret, str) else secret)
 
     @property
     def name(self) -> str:
@@ -58,3 +62,16 @@ class Owner:
     def vouches(self, frames: Iterable[bytes | memoryview], mac: str) -> bool:
         """Whether these bytes were signed with the secret."""
         return hmac.compare_digest(self.mac(frames).encode(), mac.encode("utf-8", "surrogatepass"))
+
+
+def tenant_of(namespace: str, owner: Owner | None) -> str:
+    """Make one text of namespace and owner, whose KV nobody else finds.
+
+    Raises
+    ------
+    ValueError
+        If the namespace is no text.
+    """
+    if not isinstance(namespace, str):
+        raise ValueError(f"namespace is {namespace!r}; give each tenant a text of its own, or '' to all of them")
+    return namespace if owner is None else fingerprint_of({"namespace": namespace, "owner": owner.name})

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
-import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
+from kvboost_rag.forgery import Forgery, Offsets, parts_of
 from kvboost_rag.types import TokenIds
 
 __all__ = ["Tokens"]
@@ -32,16 +32,27 @@ class Tokens:
         self._splitting = copy.deepcopy(tokenizer)
         self._lock = threading.Lock()
         self._start = self._leading_special_ids()
-        self._forgeable = _forgeable(tokenizer)
+        self._forgery = Forgery(tokenizer)
 
-    def template(self, text: str) -> TokenIds:
-        """Tokenise text of the prompt itself, in which special tokens keep their meaning."""
-        with self._lock:
-            return _ids(self.tokenizer(text, add_special_tokens=False, split_special_tokens=False).input_ids)
+    def template(self, text: str, cuts: Sequence[int] = ()) -> TokenIds:
+        """Tokenise text of the prompt itself, in which special tokens keep their meaning where it is not cut."""
+        return np.concatenate([self._read(part, splitting=False).ids for part in parts_of(text, cuts)])
+
+    def cuts(self, text: str, *, markup: bool = True) -> list[int]:
+        """Return where :meth:`template` has to cut a text that others wrote, so that it forges no template token.
+
+        Parameters
+        ----------
+        text
+            Of a message.
+        markup
+            False leaves their meaning to tokens that answers and instructions hold, as ``<tool_call>``.
+        """
+        return self._forgery.cuts(text, self._offsets(splitting=False), markup=markup)
 
     def document(self, text: str) -> TokenIds:
         """Tokenise text of a document, in which template tokens are plain text and can forge nothing."""
-        return np.concatenate([self._split_special(part).ids for part in self._harmless(text)])
+        return np.concatenate([self._read(part, splitting=True).ids for part in self._harmless(text)])
 
     def document_with_offsets(self, text: str) -> tuple[TokenIds, list[tuple[int, int]] | None]:
         """Tokenise a document; the character range of each token is None for a tokenizer without offsets."""
@@ -49,26 +60,33 @@ class Tokens:
             return self.document(text), None
         ids, offsets, base = [], [], 0
         for part in self._harmless(text):
-            piece = self._split_special(part)
+            piece = self._read(part, splitting=True)
             ids.append(piece.ids)
             offsets += [(base + a, base + b) for a, b in piece.offsets or []]
             base += len(part)
         return np.concatenate(ids), offsets
 
-    def _split_special(self, text: str) -> _Piece:
-        fast = self.tokenizer.is_fast
+    def _harmless(self, text: str) -> list[str]:
+        return parts_of(text, self._forgery.cuts(text, self._offsets(splitting=True)))
+
+    def _offsets(self, *, splitting: bool) -> Callable[[str], Offsets] | None:
+        if not self.tokenizer.is_fast:
+            return None
+
+        def tokenise(text: str) -> Offsets:
+            piece = self._read(text, splitting=splitting)
+            return [(token_id, a, b) for token_id, (a, b) in zip(piece.ids.tolist(), piece.offsets or (), strict=True)]
+
+        return tokenise
+
+    def _read(self, text: str, *, splitting: bool) -> _Piece:
+        tokenizer = self._splitting if splitting else self.tokenizer
+        fast = tokenizer.is_fast
         with self._lock:
-            out = self._splitting(
-                text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=fast
+            out = tokenizer(
+                text, add_special_tokens=False, split_special_tokens=splitting, return_offsets_mapping=fast
             )
         return _Piece(_ids(out.input_ids), list(out.offset_mapping) if fast else None)
-
-    def _harmless(self, text: str) -> list[str]:
-        """Cut a text inside every template token that the tokenizer would not split by itself."""
-        if self._forgeable is None:
-            return [text]
-        cuts = [0, *(match.start() + 1 for match in self._forgeable.finditer(text)), len(text)]
-        return [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False) if b > a] or [text]
 
     def start(self, text: str) -> TokenIds:
         """Token ids that the tokenizer puts before a raw prompt; none if the text already begins with them."""
@@ -90,14 +108,6 @@ class Tokens:
 class _Piece:
     ids: TokenIds
     offsets: list[tuple[int, int]] | None
-
-
-def _forgeable(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
-    """Find template tokens that are not declared special, as ``<tool_call>``: ``split_special_tokens`` keeps them."""
-    template = str(tokenizer.chat_template or "")
-    added = tokenizer.added_tokens_decoder.values()
-    names = [t.content for t in added if not t.special and len(t.content) > 1 and t.content in template]
-    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True)))) if names else None
 
 
 def _ids(ids: Sequence[int]) -> TokenIds:
