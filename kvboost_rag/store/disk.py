@@ -162,7 +162,7 @@ class DiskStore(ChunkStore):
         """Remove a chunk's file; one that can not be removed (a log line says so) is not served any more."""
         self._index.remove(key.prefix)
         self._hidden.add(key.prefix)
-        if self._writer is None:
+        if self._writer is None or not is_name(key.prefix):
             return
         path = chunk_path(self._folder, self._identity, key.prefix)
         try:
