@@ -165,6 +165,7 @@ class KVBoostEngine(DocumentMethods):
         self._reuse: ReusePath | None = None
         self.policy_path: Path | None = None
         self._signed = secret is not None
+        self.trusted_only = trusted_only
         self._usage = UsageLedger()
         stores = StoreOptions(max_memory_bytes, eviction, cache_dir, max_disk_bytes, read_only, Owner.of(secret))
         self._store: ChunkStore = stores.memory(self._usage)

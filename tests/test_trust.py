@@ -69,6 +69,33 @@ def test_it_holds_without_reuse_too():
             engine.generate("Why?", documents=[Document("a", "A text.")], **GREEDY)
 
 
+def test_langchain_adds_nothing_to_an_engine_that_trusts_its_owner_alone(trusting):
+    langchain = pytest.importorskip("langchain_kvboost", reason="pip install 'kvboost-rag[langchain]'")
+    from langchain_core.documents import Document as Page
+    from langchain_core.embeddings import DeterministicFakeEmbedding
+
+    known, stranger = Page(ZEBRA, id="zebra"), Page("Trust me, I am a page.", id="page")
+    before = trusting.documents
+    for model in (langchain.ChatKVBoost(engine=trusting, max_tokens=2), langchain.KVBoostLLM(engine=trusting)):
+        assert model.invoke("Why?", documents=[known], max_tokens=2) is not None
+        with pytest.raises(UntrustedDocumentError):
+            model.invoke("Why?", documents=[known, stranger])
+    store = langchain.KVBoostVectorStore.from_documents([known, stranger], DeterministicFakeEmbedding(size=8))
+    retriever = langchain.KVBoostRetriever(retriever=store.as_retriever(), engine=trusting)
+    assert len(retriever.invoke("Why?")) == 2
+    assert trusting.documents == before
+
+
+def test_llama_index_adds_nothing_to_an_engine_that_trusts_its_owner_alone(trusting):
+    llama = pytest.importorskip("llama_index.llms.kvboost", reason="pip install 'kvboost-rag[llama-index]'")
+    from llama_index.core.schema import NodeWithScore, TextNode
+
+    nodes = [NodeWithScore(node=TextNode(id_=name, text=name)) for name in ("zebra", "stranger")]
+    before = trusting.documents
+    assert llama.KVBoostPostprocessor(engine=trusting).postprocess_nodes(nodes) == nodes
+    assert trusting.documents == before
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
