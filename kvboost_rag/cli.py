@@ -73,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     _model_arguments(precompute)
     precompute.add_argument("--kv-dtype", choices=KV_DTYPES, default="native", help="what KV is stored as")
     precompute.add_argument("--max-disk-bytes", type=_size, help="budget of the folder, as 4GiB")
+    precompute.add_argument("--namespace", default="", help="tenant that alone finds the KV")
+    precompute.add_argument("--secret-file", type=Path, help="file with the secret that signs the KV")
     _layout_argument(precompute)
     precompute.set_defaults(run=_precompute)
 
@@ -188,6 +190,10 @@ def _summary(ratios: list[float]) -> str:
     )
 
 
+def _secret(path: Path | None) -> bytes | None:
+    return None if path is None else path.read_bytes().strip()
+
+
 def _precompute(args: argparse.Namespace) -> int:
     from kvboost_rag.demo_documents import demo_documents, read_folder
     from kvboost_rag.engine import KVBoostEngine
@@ -200,7 +206,7 @@ def _precompute(args: argparse.Namespace) -> int:
     # All of it goes to the folder; memory is only on the way.
     with KVBoostEngine.from_pretrained(
         args.model, cache_dir=folder, layout=layout, kv_dtype=args.kv_dtype, max_disk_bytes=args.max_disk_bytes,
-        max_memory_bytes="1GiB",
+        max_memory_bytes="1GiB", namespace=args.namespace, secret=_secret(args.secret_file),
     ) as engine:  # fmt: skip
         engine.add_documents(documents, show_progress=True)
         engine.flush()
@@ -241,12 +247,17 @@ def _inspect(args: argparse.Namespace) -> int:
     return 1 if damaged else 0
 
 
+def _shown(text: str) -> str:
+    """Write what a file says without what would steer the terminal."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 def _print_folder(folder: Path, documents: Sequence[CachedDocument]) -> None:
     columns = f"{'chunks':>7}{'tokens':>8}{'MiB':>9}{'retrieved':>11}{'used':>6}{'served':>8}{'importance':>12}"
     print(f"{'model':<10}{columns}  {'tier':<6}document")
     for d in documents:
         figures = f"{d.chunks:>7}{d.tokens:>8}{d.nbytes / 2**20:>9.1f}{d.retrieved:>11}{d.used:>6}{d.served:>8}"
-        print(f"{d.identity[:8]:<10}{figures}{d.importance:>12.2f}  {d.tier:<6}{d.document_id}")
+        print(f"{d.identity[:8]:<10}{figures}{d.importance:>12.2f}  {d.tier:<6}{_shown(d.document_id)}")
     total = sum(d.nbytes for d in documents) / 2**20
     print(f"{len(documents)} documents, {sum(d.tokens for d in documents)} tokens, {total:.1f} MiB in {folder}")
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from kvboost_rag.errors import UntrustedDocumentError
 from kvboost_rag.prompt import Segment
 from kvboost_rag.registry import Registered, Registry
 from kvboost_rag.tokens import Tokens
@@ -27,10 +28,13 @@ class Composer:
         The known documents.
     tokens
         The tokenizer.
+    trusted_only
+        Whether documents that are not known are refused.
     """
 
-    def __init__(self, registry: Registry, tokens: Tokens) -> None:
+    def __init__(self, registry: Registry, tokens: Tokens, *, trusted_only: bool = False) -> None:
         self._registry = registry
+        self._trusted_only = trusted_only
         self._tokens = tokens
 
     def pieces(self, segments: Sequence[Segment], *, raw: bool) -> list[Piece]:
@@ -42,24 +46,32 @@ class Composer:
             The rendered prompt.
         raw
             Whether the tokenizer's own beginning (as BOS) is still missing.
+
+        Raises
+        ------
+        UntrustedDocumentError
+            For a document that is not known as it is, if trusted ones alone are taken.
         """
-        pieces, text, first = [], "", True
+        pieces, text = [], _Text(first=True)
         if raw:
             pieces.append(Piece(self._tokens.start("" if segments[0].document else segments[0].text)))
         for segment in segments:
-            parts: Iterable[str | Piece] = [segment.text]
-            if segment.document is not None:
-                parts = [self._given(segment.document)]
-            elif segment.searchable:
-                parts = self._found(segment.text)
-            for part in parts:
-                if isinstance(part, str):
-                    # Collected until the next document, so that text is tokenised as one wherever it came from.
-                    text += part
+            for part in self._parts(segment):
+                if isinstance(part, Piece):
+                    pieces += [self._between(text), part]
+                    text = _Text()
                 else:
-                    pieces += [Piece(self._tokens.template(text, first=first)), part]
-                    text, first = "", False
-        return _joined([*pieces, Piece(self._tokens.template(text, first=first))])
+                    text.add(segment, *part)
+        return _joined([*pieces, self._between(text)])
+
+    def _parts(self, segment: Segment) -> Iterable[tuple[int, int] | Piece]:
+        """Documents of a segment, and the ranges of its text around them."""
+        if segment.document is not None:
+            return [self._given(segment.document)]
+        return self._found(segment.text) if segment.searchable else [(0, len(segment.text))]
+
+    def _between(self, text: _Text) -> Piece:
+        return Piece(self._tokens.template(text.text, text.cuts, first=text.first))
 
     def _given(self, document: Document) -> Piece:
         """Make the piece of a document that the caller handed over apart."""
@@ -70,6 +82,11 @@ class Composer:
         else:
             reason = OTHER_TEXT
         if known is None or known.text != text:
+            if self._trusted_only:
+                raise UntrustedDocumentError(
+                    f"document {document.id!r} can not be used: {reason}, and trusted_only takes nothing else; have "
+                    "its owner add it with add_documents"
+                )
             return Piece(self._tokens.document(text), document.id, reason=reason)
         return self._whole(known)
 
@@ -79,14 +96,14 @@ class Composer:
                 return registered
         return None
 
-    def _found(self, text: str) -> Iterator[str | Piece]:
+    def _found(self, text: str) -> Iterator[tuple[int, int] | Piece]:
         """Cut text around the documents it holds."""
         done = 0
         for registered, match in self._registry.locate(text):
-            yield text[done : match.start]
+            yield done, match.start
             piece, done = self._located(registered, match)
             yield piece
-        yield text[done:]
+        yield done, len(text)
 
     def _located(self, registered: Registered, match: Match) -> tuple[Piece, int]:
         """Make the piece of a located document; also return where the text goes on behind it."""
@@ -106,6 +123,20 @@ class Composer:
         chunks = registered.chunks
         ids = np.concatenate([c.token_ids for c in chunks]) if chunks else self._tokens.document(registered.text)
         return Piece(ids, registered.document.id, chunks)
+
+
+class _Text:
+    """Text between two documents, tokenised as one wherever it came from, and where it must be cut for that."""
+
+    def __init__(self, *, first: bool = False) -> None:
+        self.first = first
+        self.text = ""
+        self.cuts: list[int] = []
+
+    def add(self, segment: Segment, start: int, end: int) -> None:
+        """Append a range of a segment's text."""
+        self.cuts += [len(self.text) + cut - start for cut in segment.cuts if start < cut < end]
+        self.text += segment.text[start:end]
 
 
 def _joined(pieces: Sequence[Piece]) -> list[Piece]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Generator, Mapping, Sequence
@@ -26,6 +27,7 @@ from kvboost_rag.keys import prefix_seed
 from kvboost_rag.library import Library
 from kvboost_rag.loading import load_model
 from kvboost_rag.model import check_support, fingerprint, model_lock
+from kvboost_rag.owner import Owner, tenant_of
 from kvboost_rag.plan import Planner, missed
 from kvboost_rag.policy import Policy
 from kvboost_rag.prefix import Prefix, PrefixCache
@@ -45,6 +47,8 @@ from kvboost_rag.types import Document, Span, SpanKind, TokenIds
 from kvboost_rag.usage import UsageLedger
 
 __all__ = ["KVBoostEngine"]
+
+logger = logging.getLogger("kvboost_rag")
 
 
 class KVBoostEngine(DocumentMethods):
@@ -94,6 +98,11 @@ class KVBoostEngine(DocumentMethods):
     refill
         Whether documents whose KV was evicted are encoded again, in the background, after an answer that missed them.
         Not with ``read_only``, and more and more rarely for a document whose KV goes again before it is used.
+    trusted_only
+        Whether documents are refused that a request brings and nobody added; with ``cache_dir`` it needs ``secret``.
+    secret
+        Signs what is written to ``cache_dir``; nothing is served from there that was not signed with it. At least 16
+        bytes; engines with different secrets share no KV.
 
     Raises
     ------
@@ -123,16 +132,23 @@ class KVBoostEngine(DocumentMethods):
         eviction: str | EvictionScore = "importance",
         read_only: bool = False,
         refill: bool = True,
+        trusted_only: bool = False,
+        secret: str | bytes | None = None,
     ) -> None:
         if reuse not in ("on", "off"):
             raise ValueError(f"reuse is 'on' or 'off', not {reuse!r}")
         self.kv_format = KVFormat(kv_dtype, sink_tokens)
         quantised = None if kv_dtype == "native" else kv_dtype
-        for_reuse = (repair, quality, policy, cache_dir, context_documents or None, quantised, max_memory_bytes)
+        for_reuse = (repair, quality, policy, cache_dir, context_documents or None, quantised, max_memory_bytes, secret)
         if reuse == "off" and any(option is not None for option in for_reuse):
             raise ValueError(
-                "repair, quality, policy, cache_dir, context_documents, max_memory_bytes and kv_dtype have no use with "
-                "reuse='off'; leave them out"
+                "repair, quality, policy, cache_dir, context_documents, max_memory_bytes, kv_dtype and secret have no "
+                "use with reuse='off'; leave them out"
+            )
+        if trusted_only and cache_dir is not None and secret is None:
+            raise ValueError(
+                "trusted_only needs a secret for cache_dir, or whoever can write there could change documents' KV; "
+                "pass secret=secrets.token_hex(32), kept where your keys are"
             )
         self.model = model
         self.tokenizer = tokenizer
@@ -141,15 +157,17 @@ class KVBoostEngine(DocumentMethods):
         self._counts: Counter[str] = Counter()
         self._abandoned: deque[tuple[Session, Request]] = deque()
         self._tokens = Tokens(tokenizer)
-        self._renderer = Renderer(tokenizer, layout or Layout())
+        self._renderer = Renderer(tokenizer, layout or Layout(), self._tokens.cuts)
         self._registry = Registry()
-        self._composer = Composer(self._registry, self._tokens)
+        self._composer = Composer(self._registry, self._tokens, trusted_only=trusted_only)
         self._prefixes = PrefixCache(parse_bytes(max_prefix_bytes, "max_prefix_bytes"))
         self._plain = PlainPath(model)
         self._reuse: ReusePath | None = None
         self.policy_path: Path | None = None
+        self._signed = secret is not None
+        self.trusted_only = trusted_only
         self._usage = UsageLedger()
-        stores = StoreOptions(max_memory_bytes, eviction, cache_dir, max_disk_bytes, read_only)
+        stores = StoreOptions(max_memory_bytes, eviction, cache_dir, max_disk_bytes, read_only, Owner.of(secret))
         self._store: ChunkStore = stores.memory(self._usage)
         encoder = None
         if reuse == "on":
@@ -171,7 +189,8 @@ class KVBoostEngine(DocumentMethods):
         # Another engine's forward changes the model's attention setting for its length.
         with model_lock(self.model):
             self._runner = check_support(self.model)
-            self.fingerprint = fingerprint(self.model, self.tokenizer, namespace, self.kv_format.name)
+            tenant = tenant_of(namespace, stores.owner)
+            self.fingerprint = fingerprint(self.model, self.tokenizer, tenant, self.kv_format.name)
         contexts = context_texts(context_documents)
         context = CanonicalContext.of(self.fingerprint, context_ids(self._renderer, self._tokens, contexts))
         window = self._runner.architecture.longest
@@ -198,6 +217,9 @@ class KVBoostEngine(DocumentMethods):
 
     def _found_policy(self) -> Policy | None:
         if self.policy_path is None or not self.policy_path.is_file():
+            return None
+        if self._signed:
+            logger.warning("%s is not signed and not used; pass policy=Policy.load(...) to use it", self.policy_path)
             return None
         policy = Policy.load(self.policy_path)
         check_policy(policy, str(self.policy_path))

@@ -8,6 +8,7 @@ __all__ = [
     "KVBoostError",
     "ModelOutputError",
     "UnsupportedModelError",
+    "UntrustedDocumentError",
 ]
 
 
@@ -17,6 +18,10 @@ class KVBoostError(Exception):
 
 class UnsupportedModelError(KVBoostError, ValueError):
     """The model's positions are not a rotation of the keys, so its KV can not be moved."""
+
+
+class UntrustedDocumentError(KVBoostError, ValueError):
+    """A request brought a document that was not added beforehand, and the engine is ``trusted_only``."""
 
 
 class ContextWindowError(KVBoostError, ValueError):

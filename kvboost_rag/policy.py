@@ -11,6 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from kvboost_rag.reading import read_bounded
+
 __all__ = ["QUALITIES", "Policy", "PolicyPoint", "target_of"]
 
 QUALITIES = {"floor": 0.08, "standard": 0.03, "safe": 0.01}
@@ -18,6 +20,7 @@ QUALITIES = {"floor": 0.08, "standard": 0.03, "safe": 0.01}
 
 # A method whose worst twentieth of samples is further off than this many times the target does not count.
 _TAIL = 5.0
+_LONGEST = 1 << 20
 
 
 def target_of(quality: str | float) -> float:
@@ -121,8 +124,8 @@ class Policy:
             If the file is no policy; calibrate again.
         """
         try:
-            return _policy(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            return _policy(json.loads(read_bounded(path.resolve(), _LONGEST)))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} is not a policy ({error}); remove it, or calibrate again") from error
 
     @classmethod

@@ -5,24 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from kvboost_rag.types import Document, is_unicode
+from kvboost_rag.messages import CLOSE, CUT, DOCUMENT, OPEN, Cuts, Guard, Message, Prompt, checked, enclosed
+from kvboost_rag.types import Document
 
 __all__ = ["Layout", "Message", "Prompt", "Renderer", "Segment"]
 
-Message = Mapping[str, Any]
-Prompt = str | Sequence[Message]
-
-# Private-use characters: they stand in no text that a person writes, and templates pass them through.
-_DOCUMENT = "\ue0b0{}\ue0b1"
-_OPEN, _CLOSE = "\ue0b2", "\ue0b3"
 _MARKS = re.compile("\ue0b0([0-9]+)\ue0b1")
-_RESERVED = re.compile("[\ue0b0-\ue0b3]")
 
 
 @dataclass(frozen=True)
@@ -70,11 +64,14 @@ class Segment:
         The document that this is.
     searchable
         Whether documents may be looked for: in what callers wrote, never in what template and layout add.
+    cuts
+        Where the text is to be cut before it is tokenised, so that callers forge no template tokens.
     """
 
     text: str
     document: Document | None = None
     searchable: bool = False
+    cuts: tuple[int, ...] = ()
 
 
 class Renderer:
@@ -86,11 +83,14 @@ class Renderer:
         Its chat template is used for messages.
     layout
         Places of the documents.
+    cuts
+        Where a caller's text is to be cut, see :meth:`kvboost_rag.tokens.Tokens.cuts`.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, layout: Layout) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, layout: Layout, cuts: Cuts) -> None:
         self._tokenizer = tokenizer
         self._layout = layout
+        self._guard = Guard(cuts)
 
     @property
     def head(self) -> str:
@@ -122,6 +122,9 @@ class Renderer:
     def render(self, prompt: Prompt, documents: Sequence[Document], options: Mapping[str, Any]) -> list[Segment]:
         """Render a prompt.
 
+        Template tokens that a caller's texts spell stay plain text; only in a text that is taken as it stands do they
+        keep their meaning.
+
         Parameters
         ----------
         prompt
@@ -139,24 +142,27 @@ class Renderer:
         ValueError
             If there is nothing to answer, a message is malformed, or the tokenizer has no template for messages.
         """
-        messages, inside = _checked([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+        messages, inside = checked([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
         if self.is_raw(prompt, documents):
             if options:
                 raise ValueError("template_options have no use for a prompt without chat template; pass messages")
-            question = _OPEN + messages[0]["content"] + _CLOSE
+            content = messages[0]["content"]
+            question = OPEN + (self._guard.text(content) if documents else content) + CLOSE
             return _segments(self._laid_out(question, range(len(documents))) if documents else question, documents)
+        messages = [self._guard.message(message) for message in messages]
+        options = {name: self._guard.option(value) for name, value in options.items()}
         numbers = range(len(inside), len(inside) + len(documents))
-        marked = self._template(self._placed(_marked(messages), numbers), options)
+        marked = self._template(self._placed(enclosed(messages), numbers), options)
         plain = self._template(self._placed(messages, numbers), options)
         written = sum(bool(message["content"].strip()) for message in messages)
-        whole = marked.count(_OPEN) == marked.count(_CLOSE) == written
-        if not whole or marked.replace(_OPEN, "").replace(_CLOSE, "") != plain:
+        whole = marked.count(OPEN) == marked.count(CLOSE) == written
+        if not whole or marked.replace(OPEN, "").replace(CLOSE, "") != plain:
             # The template looks into what callers wrote; without marks, all of the text has to be searched.
-            marked = _OPEN + plain + _CLOSE
+            marked = OPEN + plain + CLOSE
         return _segments(marked, [*inside, *documents])
 
     def _laid_out(self, question: str, numbers: Sequence[int]) -> str:
-        marks = self._layout.separator.join(map(_DOCUMENT.format, numbers))
+        marks = self._layout.separator.join(map(DOCUMENT.format, numbers))
         return self._layout.lead_in + marks + self._layout.question.replace("{question}", question)
 
     def _placed(self, messages: Sequence[Message], numbers: Sequence[int]) -> list[dict[str, Any]]:
@@ -188,52 +194,6 @@ class Renderer:
         return str(rendered)
 
 
-def _checked(messages: Sequence[Message]) -> tuple[list[dict[str, Any]], list[Document]]:
-    """Check messages; return them with marks in the place of their documents, and those documents."""
-    if not messages:
-        raise ValueError("there are no messages; give at least one with role and content")
-    checked: list[dict[str, Any]] = []
-    documents: list[Document] = []
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise ValueError(f"message {i} is not a mapping with a role and a content; give it both")
-        content = "".join(_part(part, f"message {i} ({message['role']})", documents) for part in _parts(message))
-        checked.append({**message, "content": content})
-    if not any(message["content"].strip() for message in checked):
-        raise ValueError("the prompt is empty; give a question or text to continue")
-    return checked, documents
-
-
-def _parts(message: Message) -> Sequence[Any]:
-    content = message.get("content")
-    return content if isinstance(content, (list, tuple)) else [content]
-
-
-def _part(part: Any, where: str, documents: list[Document]) -> str:
-    """Return a part of a message as text; a document is noted, and a mark stands for it."""
-    if isinstance(part, Document):
-        documents.append(part)
-        return _DOCUMENT.format(len(documents) - 1)
-    if not isinstance(part, str):
-        raise ValueError(f"{where} has no text as its content; give it a str, or a list of str and Document")
-    if _RESERVED.search(part) or not is_unicode(part):
-        raise ValueError(
-            f"{where} holds lone surrogates or private-use characters from U+E0B0 to U+E0B3; remove them"
-        )
-    return part
-
-
-def _marked(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Enclose what callers wrote, white space at its ends left outside, where a template may trim it."""
-    marked = []
-    for message in messages:
-        inner = message["content"].strip()
-        before, _, after = message["content"].partition(inner) if inner else ("", "", message["content"])
-        enclosed = f"{before}{_OPEN}{inner}{_CLOSE}{after}" if inner else message["content"]
-        marked.append({**message, "content": enclosed})
-    return marked
-
-
 def _segments(text: str, documents: Sequence[Document]) -> list[Segment]:
     """Cut a rendered text at its marks."""
     parts = _MARKS.split(text)
@@ -245,9 +205,11 @@ def _segments(text: str, documents: Sequence[Document]) -> list[Segment]:
         if i % 2:
             segments.append(Segment(documents[int(part)].text, documents[int(part)]))
             continue
-        for piece in re.split(f"([{_OPEN}{_CLOSE}])", part):
-            if piece in (_OPEN, _CLOSE):
-                inside = piece == _OPEN
+        for piece in re.split(f"([{OPEN}{CLOSE}])", part):
+            if piece in (OPEN, CLOSE):
+                inside = piece == OPEN
             elif piece:
-                segments.append(Segment(piece, searchable=inside))
+                uncut = piece.split(CUT)
+                cuts = tuple(accumulate(map(len, uncut[:-1])))
+                segments.append(Segment("".join(uncut), searchable=inside, cuts=cuts))
     return segments

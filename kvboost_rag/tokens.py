@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-import itertools
-import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from kvboost_rag.dummy_prefix import added_tokens, without_dummy_prefix
+from kvboost_rag.forgery import Forgery, Offsets, parts_of
 from kvboost_rag.types import TokenIds
 
 __all__ = ["Tokens"]
@@ -36,68 +35,79 @@ class Tokens:
         self._added = added_tokens(tokenizer)
         self._lock = threading.Lock()
         self._start = self._leading_special_ids()
-        self._forbidden = _forbidden(tokenizer)
+        self._forgery = Forgery(tokenizer)
 
-    def template(self, text: str, *, first: bool = False) -> TokenIds:
-        """Tokenise text of the prompt itself, in which special tokens keep their meaning.
+    def template(self, text: str, cuts: Sequence[int] = (), *, first: bool = False) -> TokenIds:
+        """Tokenise text of the prompt itself, in which special tokens keep their meaning where it is not cut.
 
         Parameters
         ----------
         text
             From one document to the next.
+        cuts
+            Places where it is read in two.
         first
             Whether the prompt begins with it. Later text has no space put before it by the tokenizer, except behind
             special tokens, as it would be in one long text.
         """
-        inside = 0 if first or self._inside is self.tokenizer else self._until_added(text)
-        with self._lock:
-            ids = [_whole(self._inside, text[:inside]), _whole(self.tokenizer, text[inside:])]
-        return np.concatenate(ids)
+        beginning, *others = parts_of(text, cuts)
+        start = self._read(self.tokenizer, beginning).ids if first else self._continued(beginning)
+        return np.concatenate([start, *map(self._continued, others)])
+
+    def _continued(self, text: str) -> TokenIds:
+        """Tokenise text that stands behind other text."""
+        if self._inside is self.tokenizer:
+            return self._read(self.tokenizer, text).ids
+        found = self._added.search(text) if self._added else None
+        end = found.start() if found else len(text)
+        parts = (self._inside, text[:end]), (self.tokenizer, text[end:])
+        return np.concatenate([self._read(tokenizer, part).ids for tokenizer, part in parts if part] or [_ids([])])
+
+    def cuts(self, text: str, *, markup: bool = True) -> list[int]:
+        """Return where :meth:`template` has to cut a text that others wrote, so that it forges no template token.
+
+        Parameters
+        ----------
+        text
+            Of a message.
+        markup
+            False leaves their meaning to tokens that answers and instructions hold, as ``<tool_call>``.
+        """
+        return self._forgery.cuts(text, self._offsets(self.tokenizer), markup=markup)
 
     def document(self, text: str) -> TokenIds:
-        """Tokenise text of a document, in which template tokens are plain text and can forge nothing.
-
-        Raises
-        ------
-        ValueError
-            If the tokenizer reads a single character of the text as a template token.
-        """
-        return self._document(text).ids
+        """Tokenise text of a document, in which template tokens are plain text and can forge nothing."""
+        return np.concatenate([self._read(self._splitting, part).ids for part in self._harmless(text)])
 
     def document_with_offsets(self, text: str) -> tuple[TokenIds, list[tuple[int, int]] | None]:
         """Tokenise a document; the character range of each token is None for a tokenizer without offsets."""
-        piece = self._document(text)
-        return piece.ids, piece.offsets
+        if not self.tokenizer.is_fast:
+            return self.document(text), None
+        ids, offsets, base = [], [], 0
+        for part in self._harmless(text):
+            piece = self._read(self._splitting, part)
+            ids.append(piece.ids)
+            offsets += [(base + a, base + b) for a, b in piece.offsets or []]
+            base += len(part)
+        return np.concatenate(ids), offsets
 
-    def _document(self, text: str) -> _Piece:
-        """Tokenise, and again with the text cut inside every template token that came out, until none does."""
-        cuts: set[int] = set()
-        while True:
-            ends = [0, *sorted(cuts), len(text)]
-            piece = _joined([self._split_special(text[a:b]).moved(a) for a, b in itertools.pairwise(ends)])
-            forged = {a + 1 for a, b in self._forged(text, piece) if b - a > 1} - cuts
-            if not forged:
-                break
-            cuts |= forged
-        if found := self._forbidden & set(piece.ids.tolist()):
-            names = ", ".join(map(str, self.tokenizer.convert_ids_to_tokens(sorted(found))))
-            raise ValueError(f"the tokenizer reads plain text as {names}; take it out of the document")
-        return piece
+    def _harmless(self, text: str) -> list[str]:
+        return parts_of(text, self._forgery.cuts(text, self._offsets(self._splitting)))
 
-    def _forged(self, text: str, piece: _Piece) -> list[tuple[int, int]]:
-        """Tell where in the text template tokens came out."""
-        found = self._forbidden.intersection(piece.ids.tolist())
-        if piece.offsets is not None:
-            return [span for i, span in zip(piece.ids.tolist(), piece.offsets, strict=True) if i in found]
-        names = map(str, self.tokenizer.convert_ids_to_tokens(sorted(found)))
-        return [match.span() for name in names for match in re.finditer(re.escape(name), text)]
+    def _offsets(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[str], Offsets] | None:
+        if not tokenizer.is_fast:
+            return None
 
-    def _split_special(self, text: str) -> _Piece:
-        fast = self.tokenizer.is_fast
+        def tokenise(text: str) -> Offsets:
+            piece = self._read(tokenizer, text)
+            return [(token_id, a, b) for token_id, (a, b) in zip(piece.ids.tolist(), piece.offsets or (), strict=True)]
+
+        return tokenise
+
+    def _read(self, tokenizer: PreTrainedTokenizerBase, text: str) -> _Piece:
+        fast, split = tokenizer.is_fast, tokenizer is self._splitting
         with self._lock:
-            out = self._splitting(
-                text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=fast
-            )
+            out = tokenizer(text, add_special_tokens=False, split_special_tokens=split, return_offsets_mapping=fast)
         return _Piece(_ids(out.input_ids), list(out.offset_mapping) if fast else None)
 
     def start(self, text: str) -> TokenIds:
@@ -106,10 +116,6 @@ class Tokens:
             return self._start
         written = str(self.tokenizer.decode(self._start))
         return self._start[:0] if text.lstrip().startswith(written) else self._start
-
-    def _until_added(self, text: str) -> int:
-        found = self._added.search(text) if self._added else None
-        return found.start() if found else len(text)
 
     def _leading_special_ids(self) -> TokenIds:
         plain: Sequence[int] = self.tokenizer("x", add_special_tokens=False).input_ids
@@ -120,34 +126,10 @@ class Tokens:
         return _ids([])
 
 
-def _whole(tokenizer: PreTrainedTokenizerBase, text: str) -> TokenIds:
-    return _ids(tokenizer(text, add_special_tokens=False, split_special_tokens=False).input_ids if text else [])
-
-
 @dataclass(frozen=True, eq=False)
 class _Piece:
     ids: TokenIds
     offsets: list[tuple[int, int]] | None
-
-    def moved(self, by: int) -> _Piece:
-        return _Piece(self.ids, self.offsets and [(a + by, b + by) for a, b in self.offsets])
-
-
-def _joined(pieces: Sequence[_Piece]) -> _Piece:
-    offsets = [piece.offsets for piece in pieces]
-    whole = None if None in offsets else [span for spans in offsets for span in spans or []]
-    return _Piece(np.concatenate([piece.ids for piece in pieces]), whole)
-
-
-def _forbidden(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Name the ids that no text of a document may get: special tokens, and others that the template writes.
-
-    Some tokens of templates are not declared special, as ``<tool_call>``, and ``split_special_tokens`` keeps them
-    whole; and a unigram model puts special tokens together from their letters, whatever it is told.
-    """
-    template, added = str(tokenizer.chat_template or ""), tokenizer.added_tokens_decoder
-    special = {i for i, t in added.items() if t.special or (len(t.content) > 1 and t.content in template)}
-    return frozenset(special | set(tokenizer.all_special_ids)) - {tokenizer.unk_token_id}
 
 
 def _ids(ids: Sequence[int]) -> TokenIds:

@@ -16,10 +16,11 @@ PACKAGE = Path(kvboost_rag.__file__).parent
 ORDER = [
     {"errors", "types"},
     {
-        "keys", "chunking", "quantize", "rope", "report", "converted", "generic_texts", "policy", "usage", "sizes",
-        "dummy_prefix",
+        "keys", "chunking", "quantize", "rope", "report", "converted", "generic_texts", "usage", "sizes",
+        "reading", "dummy_prefix",
     },
-    {"sampling", "gguf_convert"},
+    {"sampling", "gguf_convert", "policy", "forgery", "owner"},
+    {"messages"},
     {"model", "tokens", "store", "loading", "locate", "prompt"},
     {"contexts", "prefix", "registry", "repair", "sensitivity"},
     {"encode", "compose", "plan", "assemble", "prefill", "decode", "session"},

@@ -25,10 +25,10 @@ print(f, prefix_seed(f), chain(prefix_seed(f), np.arange(5)), content_key(f, np.
 """
 # Written down so that a change of the scheme, which invalidates every store on disk, is made on purpose.
 EXPECTED = """
-557b5d212efad271dd812fd6d0a9e760
-3a516a40739c1484cb97fc9efeed4f8d
-ae4d2bdf06f5b36f87ee014975f4165e
-d47ecacb416bc3f50e08496c44962a34
+652c31d9bb9f6d587eef4fd4fddeb381
+650f095ea087e92b44cf96996eacb2b6
+a2391336ba05d340e701987400eceb46
+cf9d9589523e62ddc742eb3f204fbec3
 """
 
 

@@ -276,8 +276,9 @@ def test_tools_and_thinking_reach_the_template():
 def test_the_head_is_read_like_the_beginning_of_a_prompt():
     """Else no document would be exact behind it."""
     for kind in KINDS:
-        renderer = Renderer(tokenizer_of(kind), Layout())
-        head = Tokens(tokenizer_of(kind)).template(renderer.head, first=True)
+        tokens = Tokens(tokenizer_of(kind))
+        renderer = Renderer(tokenizer_of(kind), Layout(), tokens.cuts)
+        head = tokens.template(renderer.head, first=True)
         ids = engine_of(kind).tokenize("Where?", documents=["english"])
         assert ids[: len(head)].tolist() == head.tolist()
 

@@ -184,7 +184,7 @@ class ChatKVBoost(BaseChatModel, Settings):
         engine, model = self._engine_of(kwargs)
         options = self._options_of(kwargs, stop)
         template_options = {**self.chat_template_kwargs, **kwargs.get("chat_template_kwargs", {})}
-        register = register_documents and self.register_documents
+        register = register_documents and self.register_documents and not engine.trusted_only
         composed = compose(engine, messages, kwargs, template_options, register_documents=register)
         return _Call(engine, model, composed.prompt, {**options, **composed.options}, composed.reader, composed.notes)
 

@@ -138,7 +138,8 @@ class KVBoostLLM(BaseLLM, Settings):
         engine, model = self._engine_of(kwargs)
         options = self._options_of(kwargs, stop)
         if kwargs.get("documents"):
-            options["documents"] = chosen_documents(engine, kwargs["documents"], add=self.register_documents)
+            register = self.register_documents and not engine.trusted_only
+            options["documents"] = chosen_documents(engine, kwargs["documents"], add=register)
         template_options = {**self.chat_template_kwargs, **kwargs.get("chat_template_kwargs", {})}
         restored, notes = restore_reprs(text, engine)
         prompt = [{"role": "user", "content": restored}] if self.use_chat_template else restored

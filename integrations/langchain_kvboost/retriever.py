@@ -30,6 +30,7 @@ class KVBoostRetriever(BaseRetriever):
         Of the model that will answer.
     register_documents
         Whether the KV of documents that the engine has not seen is computed; the first retrieval takes that long.
+        Never for an engine that is ``trusted_only``.
     prefetch
         Whether stored KV starts on its way into memory at once.
     count
@@ -73,7 +74,7 @@ class KVBoostRetriever(BaseRetriever):
         return documents
 
     def _known(self, documents: list[Document]) -> list[str]:
-        if self.register_documents:
+        if self.register_documents and not self.engine.trusted_only:
             return list(dict.fromkeys(register(self.engine, documents)))
         found: list[Any] = [find(self.engine, document) for document in documents]
         return list(dict.fromkeys(i for i in found if i is not None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from kvboost_rag.types import Chunk, ChunkKey, ChunkKV, Quantized
 
-__all__ = ["check_entry", "entry_of", "tensors_of"]
+__all__ = ["check_entry", "entry_of", "most_bytes", "tensors_of"]
 
 
 def tensors_of(entry: ChunkKV) -> dict[str, Tensor]:
@@ -50,6 +51,12 @@ def _read(name: str, tensors: Mapping[str, Tensor]) -> Tensor | Quantized:
     return Quantized(**{part.name: tensors[f"{name}.{part.name}"] for part in fields(Quantized)})
 
 
+def most_bytes(shape: tuple[int, int, int], dtype: torch.dtype, tokens: int) -> int:
+    """Bytes of a native chunk's tensors, which no other form exceeds; arguments as of :func:`check_entry`."""
+    layers, heads, width = shape
+    return tokens * (2 * layers * heads * width * dtype.itemsize + torch.float32.itemsize + torch.int64.itemsize)
+
+
 def check_entry(entry: ChunkKV, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     """See that a chunk that was read fits the model.
 
@@ -67,13 +74,27 @@ def check_entry(entry: ChunkKV, shape: tuple[int, int, int], dtype: torch.dtype)
     """
     layers, heads, width = shape
     wanted = (layers, heads, len(entry.chunk.token_ids), width)
+    ids = entry.chunk.token_ids
+    if ids.ndim != 1 or ids.dtype != np.int64:
+        raise ValueError(f"its token ids are {ids.shape} {ids.dtype}")
     for x in (entry.keys, entry.values):
         if isinstance(x, Quantized):
             _check_quantized(x, wanted)
         if tuple(x.shape) != wanted or x.dtype != dtype:
             raise ValueError(f"it holds {tuple(x.shape)} {x.dtype}, not {wanted} {dtype}")
+        _check_finite(x.first if isinstance(x, Quantized) else x)
     if tuple(entry.sensitivity.shape) != wanted[2:3] or entry.sensitivity.dtype != torch.float32:
         raise ValueError(f"its sensitivity is {tuple(entry.sensitivity.shape)} {entry.sensitivity.dtype}")
+    _check_finite(entry.sensitivity, lowest=0.0)
+
+
+def _check_finite(x: Tensor, lowest: float = -math.inf) -> None:
+    """See that there are numbers only; one that is none would make every logit behind it none."""
+    if not x.numel():
+        return
+    low, high = (float(end) for end in torch.aminmax(x))
+    if not (math.isfinite(low) and math.isfinite(high) and low >= lowest):
+        raise ValueError(f"it holds numbers from {low} to {high}")
 
 
 def _check_quantized(x: Quantized, wanted: tuple[int, int, int, int]) -> None:

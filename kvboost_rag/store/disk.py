@@ -12,11 +12,13 @@ from pathlib import Path
 
 import torch
 
+from kvboost_rag.owner import Owner
 from kvboost_rag.store.base import ChunkStore, logger, same_tokens
-from kvboost_rag.store.chunk_file import ChunkFile, read_chunk, serialise, touch
-from kvboost_rag.store.codec import check_entry
+from kvboost_rag.store.chunk_file import read_chunk, serialise, touch
+from kvboost_rag.store.codec import check_entry, most_bytes
 from kvboost_rag.store.file_index import FileIndex
 from kvboost_rag.store.folder_writer import FolderWriter
+from kvboost_rag.store.header import ChunkFile
 from kvboost_rag.store.layout import chunk_path, is_name, usage_path
 from kvboost_rag.store.usage_file import merge_usage, usage_with
 from kvboost_rag.types import ChunkKey, ChunkKV, TokenIds
@@ -51,6 +53,8 @@ class DiskStore(ChunkStore):
     usage
         Gets what earlier processes counted; what it counts itself is added to the folder by :meth:`flush` and
         :meth:`close`. What is used rarely is evicted first. None counts nothing.
+    owner
+        Who signs what is written, and must have signed what is read; None takes anybody's files.
 
     Raises
     ------
@@ -68,6 +72,7 @@ class DiskStore(ChunkStore):
         max_bytes: int | None = None,
         read_only: bool = False,
         usage: UsageLedger | None = None,
+        owner: Owner | None = None,
     ) -> None:
         if not is_name(identity):
             raise ValueError(f"identity {identity!r} can not name a folder; use letters, digits, _ and - alone")
@@ -78,6 +83,7 @@ class DiskStore(ChunkStore):
         self._shape = shape
         self._dtype = dtype
         self._usage = usage
+        self._owner = owner
         self._guard = threading.Lock()
         self._pins: Counter[str] = Counter()
         # Deleted, but the file could not be removed.
@@ -110,7 +116,7 @@ class DiskStore(ChunkStore):
         if self._index.lookup(prefix) is not None:
             return True
         path = chunk_path(self._folder, self._identity, prefix)
-        payload = serialise(entry, self._identity)
+        payload = serialise(entry, self._identity, self._owner)
         offered = self._described(path, entry, len(payload))
         written = self._writer.write(path, lambda: payload, self._is_pinned, offered)
         return written and self._index.lookup(prefix) is not None
@@ -130,11 +136,13 @@ class DiskStore(ChunkStore):
 
     def get(self, prefix: str, token_ids: TokenIds) -> ChunkKV | None:
         """Read and check a chunk, whichever process wrote it."""
-        entry = None if prefix in self._hidden else self._index.tried(prefix, self._read)
+        if prefix in self._hidden:
+            return None
+        entry = self._index.tried(prefix, partial(self._read, tokens=len(token_ids)))
         return entry if entry is not None and same_tokens(entry, token_ids) else None
 
-    def _read(self, path: Path) -> ChunkKV:
-        file, entry = read_chunk(path)
+    def _read(self, path: Path, tokens: int) -> ChunkKV:
+        file, entry = read_chunk(path, self._owner, most_bytes(self._shape, self._dtype, tokens))
         check_entry(entry, self._shape, self._dtype)
         self._index.add(file)
         if self._writer is not None and abs(time.time() - file.used) > _TOUCH_SECONDS:
@@ -154,7 +162,7 @@ class DiskStore(ChunkStore):
         """Remove a chunk's file; one that can not be removed (a log line says so) is not served any more."""
         self._index.remove(key.prefix)
         self._hidden.add(key.prefix)
-        if self._writer is None:
+        if self._writer is None or not is_name(key.prefix):
             return
         path = chunk_path(self._folder, self._identity, key.prefix)
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kvboost_rag.store.base import logger
-from kvboost_rag.store.chunk_file import DAMAGE, ChunkFile, read_header
+from kvboost_rag.store.header import DAMAGE, ChunkFile, read_header
 from kvboost_rag.store.layout import chunk_path, is_name, prefix_of
 
 __all__ = ["FileIndex"]
@@ -76,7 +76,7 @@ class FileIndex:
         except FileNotFoundError:
             self.remove(prefix)
             return None
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             logger.warning("%s can not be read now (%s): treated as a miss", path.name, error)
             return None
         except DAMAGE as error:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvboost_rag.store.base import logger
-from kvboost_rag.store.chunk_file import DAMAGE, ChunkFile, read_chunk, read_header
+from kvboost_rag.store.chunk_file import read_chunk
+from kvboost_rag.store.header import DAMAGE, ChunkFile, read_header
 from kvboost_rag.store.layout import chunk_paths
 
 __all__ = ["damaged_files", "read_headers", "verify_files"]
@@ -41,7 +42,7 @@ def verify_files(folder: Path) -> Iterator[tuple[Path, str]]:
             yield path, _damage(path)
         except FileNotFoundError:
             continue
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             yield path, f"it can not be read now: {error}"
 
 
@@ -53,7 +54,7 @@ def damaged_files(folder: Path) -> Iterator[Path]:
                 yield path
         except FileNotFoundError:
             continue
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             logger.warning("%s can not be read now (%s): passed over", path, error)
 
 

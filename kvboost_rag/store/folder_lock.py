@@ -10,12 +10,14 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from kvboost_rag.reading import read_bounded
 from kvboost_rag.store.base import logger
 from kvboost_rag.store.layout import LOCK, WRITER
 
 __all__ = ["FolderLock"]
 
 _POLL_SECONDS = 0.01
+_LONGEST_NAME = 64
 
 
 class FolderLock:
@@ -76,14 +78,21 @@ class FolderLock:
         path = self._folder / WRITER
         # After a fork there are two holders with one name.
         name = f"{os.getpid()}-{self._name}"
+        if _written_in(path) == name.encode():
+            return True
+        # Not written into what is there, which may be a link to a file that is none of ours.
+        path.unlink(missing_ok=True)
         try:
-            if path.read_text(encoding="utf-8", errors="replace") == name:
-                return True
-        except FileNotFoundError:
-            pass
-        try:
-            path.write_text(name, encoding="utf-8")
+            with path.open("xb") as file:
+                file.write(name.encode())
         except OSError:
             # On a full disk no name is as good as another one: whoever asks next will not find its own.
             path.unlink(missing_ok=True)
         return False
+
+
+def _written_in(path: Path) -> bytes | None:
+    try:
+        return read_bounded(path, _LONGEST_NAME)
+    except (OSError, ValueError):
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,9 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from kvboost_rag.store.base import logger
-from kvboost_rag.store.chunk_file import ChunkFile, write_atomically
+from kvboost_rag.store.chunk_file import write_atomically
 from kvboost_rag.store.file_index import FileIndex
 from kvboost_rag.store.folder_lock import FolderLock
+from kvboost_rag.store.header import ChunkFile
 from kvboost_rag.store.layout import WRITING, temporary_files
 from kvboost_rag.store.room import Order, Room, eviction_order
 from kvboost_rag.store.usage_file import Worth
@@ -64,7 +66,10 @@ class FolderWriter:
     def _held(self, purpose: str) -> Iterator[bool]:
         """Hold the folder's lock for a block; False (and a log line) if it could not be had in time."""
         # Somebody may have removed the folder.
-        (self._folder / self._identity).mkdir(parents=True, exist_ok=True)
+        own = self._folder / self._identity
+        own.mkdir(parents=True, exist_ok=True)
+        if own.is_symlink():
+            raise NotADirectoryError(errno.ENOTDIR, "a link where a folder belongs; remove it", str(own))
         with self._lock.held(purpose) as held:
             if held and not self._lock.is_mine():
                 # No writer is alive but this one, so these are what killed ones left.

@@ -61,7 +61,9 @@ def identity_folders(folder: Path) -> list[Path]:
     """List the folders of all identities, sorted; none if the folder is gone."""
     try:
         with os.scandir(folder) as found:
-            return sorted(Path(entry.path) for entry in found if is_name(entry.name) and entry.is_dir())
+            # What a link leads to is not for us to list, or to remove files from.
+            own = (entry for entry in found if is_name(entry.name) and entry.is_dir(follow_symlinks=False))
+            return sorted(Path(entry.path) for entry in own)
     except FileNotFoundError:
         return []
 

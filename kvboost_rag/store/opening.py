@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from kvboost_rag.owner import Owner
 from kvboost_rag.sizes import parse_bytes
 from kvboost_rag.store.base import ChunkStore
 from kvboost_rag.store.disk import DiskStore
@@ -34,6 +35,8 @@ class StoreOptions:
         Budget of that folder, over all models and processes; None for no limit.
     read_only
         Whether the folder is left as it is.
+    owner
+        Whose files alone are served, see :class:`kvboost_rag.store.DiskStore`.
 
     Raises
     ------
@@ -46,14 +49,17 @@ class StoreOptions:
     cache_dir: str | Path | None = None
     max_disk_bytes: int | str | None = None
     read_only: bool = False
+    owner: Owner | None = None
 
     def __post_init__(self) -> None:
         """Check everything that needs no folder."""
         self._bytes("max_memory_bytes")
         self._bytes("max_disk_bytes")
         parse_eviction(self.eviction)
-        if self.cache_dir is None and (self.max_disk_bytes is not None or self.read_only):
-            raise ValueError("max_disk_bytes and read_only are about cache_dir; pass that, too, or leave them out")
+        if self.cache_dir is None and (self.max_disk_bytes is not None or self.read_only or self.owner is not None):
+            raise ValueError(
+                "max_disk_bytes, read_only and secret are about cache_dir; pass that, too, or leave them out"
+            )
 
     @property
     def folder(self) -> Path | None:
@@ -80,7 +86,7 @@ class StoreOptions:
             return self.memory(usage)
         disk = DiskStore(
             self.folder, identity, shape, dtype,
-            max_bytes=self._bytes("max_disk_bytes"), read_only=self.read_only, usage=usage,
+            max_bytes=self._bytes("max_disk_bytes"), read_only=self.read_only, usage=usage, owner=self.owner,
         )  # fmt: skip
         return TieredStore(self.memory(usage), disk)
 

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from kvboost_rag.store.base import logger
-from kvboost_rag.store.chunk_file import ChunkFile
 from kvboost_rag.store.file_index import FileIndex
 from kvboost_rag.store.folder import damaged_files
 from kvboost_rag.store.folder_lock import FolderLock
+from kvboost_rag.store.header import ChunkFile
 from kvboost_rag.store.layout import LOCK, WRITER, chunk_paths, stale_files, temporary_files
 from kvboost_rag.store.room import Room, eviction_order
 from kvboost_rag.store.usage_file import Worth

@@ -12,8 +12,9 @@ from itertools import takewhile
 from pathlib import Path
 
 from kvboost_rag.store.base import logger
-from kvboost_rag.store.chunk_file import ChunkFile, touch
+from kvboost_rag.store.chunk_file import touch
 from kvboost_rag.store.file_index import FileIndex
+from kvboost_rag.store.header import ChunkFile
 from kvboost_rag.store.layout import folder_bytes, identity_folders
 
 __all__ = ["Order", "Room", "eviction_order"]

@@ -6,18 +6,22 @@ import json
 from pathlib import Path
 from typing import Any
 
+from kvboost_rag.reading import read_bounded
 from kvboost_rag.store.base import logger
-from kvboost_rag.store.chunk_file import ChunkFile
+from kvboost_rag.store.header import ChunkFile
 from kvboost_rag.store.layout import usage_path
 from kvboost_rag.usage import UsageLedger
 
 __all__ = ["Worth", "merge_usage", "read_usage", "usage_with"]
 
+# A ledger remembers 100,000 chunks, each in less than 150 bytes.
+_LONGEST = 1 << 24
+
 
 def merge_usage(path: Path, usage: UsageLedger) -> None:
     """Add what is written in a file, if it is there; a damaged one is logged, and counting begins anew."""
     try:
-        usage.merge_json(json.loads(path.read_bytes()))
+        usage.merge_json(json.loads(read_bounded(path, _LONGEST)))
     except FileNotFoundError:
         return
     except (OSError, ValueError, RecursionError) as error:

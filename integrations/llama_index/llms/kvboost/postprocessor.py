@@ -24,7 +24,8 @@ class KVBoostPostprocessor(BaseNodePostprocessor):
         The LLM's.
     register_nodes
         Whether nodes that the engine does not know are added. Their KV is computed now, and reused from now on. A node
-        whose id is known keeps the text it was added with; :func:`add_nodes` replaces it.
+        whose id is known keeps the text it was added with; :func:`add_nodes` replaces it. None is added to an engine
+        that is ``trusted_only``.
     count
         Whether each node is noted as retrieved; left out where a :class:`RetrievalHandler` counts for this engine.
     """
@@ -41,7 +42,7 @@ class KVBoostPostprocessor(BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        if self.register_nodes:
+        if self.register_nodes and not self.engine.trusted_only:
             add_nodes(self.engine, unknown_nodes(self.engine, nodes))
         known = known_ids(self.engine, nodes)
         self.engine.prefetch(known)
