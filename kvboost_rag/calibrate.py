@@ -14,6 +14,7 @@ from typing import Any
 import xxhash
 
 from kvboost_rag.bench import BASELINES, BenchOptions, run_bench
+from kvboost_rag.cards import calibration_card
 from kvboost_rag.policy import Policy, PolicyPoint
 from kvboost_rag.types import Document
 
@@ -45,6 +46,10 @@ class Calibration:
     policy: Policy
     path: Path
     result: dict[str, Any]
+
+    def _repr_html_(self) -> str:
+        """Draw the measured methods for notebooks."""
+        return calibration_card(self.result["summary"], self.policy.source, self.path.name, self.policy.choices)
 
 
 def questions_from(documents: Sequence[Document], samples: int, k: int, seed: int = 0) -> list[dict[str, Any]]:

@@ -260,7 +260,7 @@ def _bench(args: argparse.Namespace) -> None:
     result = bench.run_bench(options)
     print(bench.format_table(result))
     if args.plot:
-        plots.frontier(result["summary"], f"{options.model_name}, {options.data.name}", args.plot)
+        plots.frontier(result["summary"], f"{options.model_name}, {options.data.name}").save(args.plot)
 
 
 def _bench_eviction(args: argparse.Namespace) -> None:
@@ -283,7 +283,7 @@ def _calibrate(args: argparse.Namespace) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     done = calibrate(_calibration_options(args, folder), folder, show_progress=None if not args.json else False)
     if args.plot:
-        plots.frontier(done.result["summary"], f"{args.model}, calibration", args.plot)
+        plots.frontier(done.result["summary"], f"{args.model}, calibration").save(args.plot)
     points = {quality: done.policy.choose(quality) for quality in QUALITIES}
     if args.json:
         chosen = {quality: point and asdict(point) for quality, point in points.items()}

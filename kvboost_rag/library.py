@@ -6,10 +6,9 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
-from tqdm.auto import tqdm
-
 from kvboost_rag.encode import Encoder
 from kvboost_rag.prefix import PrefixCache
+from kvboost_rag.progress import progress_bar
 from kvboost_rag.registry import Registered, Registry
 from kvboost_rag.store import ChunkStore
 from kvboost_rag.types import Chunk, Document
@@ -49,14 +48,14 @@ class Library:
         self._check_open = check_open
         self._pinned: dict[str, list[str]] = {}
 
-    def add(self, documents: Iterable[Document], *, show_progress: bool) -> list[str]:
+    def add(self, documents: Iterable[Document], *, show_progress: bool | None) -> list[str]:
         """Add documents; see :meth:`kvboost_rag.KVBoostEngine.add_documents`."""
         listed = _distinct(documents)
         prepared = {d.id: self._prepared(d) for d in listed}
         old: list[Registered] = []
         added: list[str] = []
         try:
-            with tqdm(total=len(listed), unit="document", desc="prefill", disable=not show_progress) as bar:
+            with progress_bar(len(listed), "indexing", "document", show_progress) as bar:
                 for registered in self._added(prepared):
                     old += self._replaced(registered)
                     added.append(registered.document.id)

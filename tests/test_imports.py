@@ -15,12 +15,13 @@ PACKAGE = Path(kvboost_rag.__file__).parent
 # A module imports from rows above its own, and nothing else of this package; a package's own files may share.
 ORDER = [
     {"errors", "types"},
+    {"cards"},
     {
-        "keys", "chunking", "quantize", "rope", "report", "converted", "generic_texts", "policy", "usage", "sizes"
+        "keys", "chunking", "quantize", "rope", "report", "converted", "generic_texts", "policy", "progress", "usage", "sizes"
     },
     {"sampling", "gguf_convert"},
     {"model", "tokens", "store", "loading", "locate", "prompt"},
-    {"contexts", "prefix", "registry", "repair", "sensitivity"},
+    {"contexts", "deviation", "prefix", "registry", "repair", "sensitivity"},
     {"encode", "compose", "plan", "assemble", "prefill", "decode", "session"},
     {"library", "answering"},
     {"refill"},
