@@ -12,7 +12,9 @@ from kvboost_rag.report import Report
 
 __all__ = ["stages", "ttft_by_tokens"]
 
-_LOOKS = (("blue", ""), ("sky", "///"), ("orange", "xxx"), ("green", "..."), ("pink", "\\\\\\"), ("red", "++"), ("grey", ""))
+_LOOKS = (
+    ("blue", ""), ("sky", "///"), ("orange", "xxx"), ("green", "..."), ("pink", "\\\\\\"), ("red", "++"), ("grey", ""),
+)  # fmt: skip
 # Thinner than this share of the longest bar, a stage is not seen.
 _SEEN = 0.004
 _REST = "all else"
