@@ -7,7 +7,7 @@ import os
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,8 @@ class Calibration:
     """
 
     policy: Policy
-    path: Path
-    result: dict[str, Any]
+    path: Path = field(repr=False)
+    result: dict[str, Any] = field(repr=False)
 
     def _repr_html_(self) -> str:
         """Draw the measured methods for notebooks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Generator, Mapping, Sequence
@@ -46,6 +47,8 @@ from kvboost_rag.types import Document, Span, SpanKind, TokenIds
 from kvboost_rag.usage import UsageLedger
 
 __all__ = ["KVBoostEngine"]
+
+logger = logging.getLogger("kvboost_rag")
 
 
 class KVBoostEngine(DocumentMethods):
@@ -159,6 +162,7 @@ class KVBoostEngine(DocumentMethods):
             check_policy(policy, policy.source)
         self.policy = policy or self._found_policy() or Policy.shipped(model.config.model_type)
         self._repair = self._method(repair, quality) or parse_repair("auto", self.policy)
+        logger.info("engine ready: reuse %s, repair %s, policy %s", reuse, self.repair, self.policy.source)
         self._library = Library(self._registry, self._store, self._prefixes, encoder, self._lock, self._check_open)
         self._refill = Refill(self._library, self._served) if refill and not read_only else None
 
@@ -367,8 +371,9 @@ class KVBoostEngine(DocumentMethods):
             logits_processor=logits_processor,
         )
         finish = yield from self._forwarded(answer, session, request)
-        ttft = sum(request.clock.stages.values())
-        return Result(finish.text, finish.token_ids, finish.reason, request.report(session, ttft))
+        report = request.report(session, sum(request.clock.stages.values()))
+        logger.info("%s", " | ".join(str(report).splitlines()[:2]))
+        return Result(finish.text, finish.token_ids, finish.reason, report)
 
     def _forwarded(
         self, answer: Generator[Delta, None, Finish], session: Session, request: Request

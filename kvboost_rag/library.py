@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
@@ -14,6 +16,8 @@ from kvboost_rag.store import ChunkStore
 from kvboost_rag.types import Chunk, Document
 
 __all__ = ["Library"]
+
+logger = logging.getLogger("kvboost_rag")
 
 
 class Library:
@@ -50,7 +54,7 @@ class Library:
 
     def add(self, documents: Iterable[Document], *, show_progress: bool | None) -> list[str]:
         """Add documents; see :meth:`kvboost_rag.KVBoostEngine.add_documents`."""
-        listed = _distinct(documents)
+        start, listed = time.perf_counter(), _distinct(documents)
         prepared = {d.id: self._prepared(d) for d in listed}
         old: list[Registered] = []
         added: list[str] = []
@@ -64,6 +68,10 @@ class Library:
             # Only now, because a text may have moved from one id to another.
             self._forget(old)
             self._drop_earlier_versions(added)
+            logger.info(
+                "%d of %d documents indexed, %d tokens, in %.1f s",
+                len(added), len(listed), sum(prepared[i].tokens for i in added), time.perf_counter() - start,
+            )  # fmt: skip
         return [d.id for d in listed]
 
     def _added(self, prepared: Mapping[str, Registered]) -> Iterator[Registered]:

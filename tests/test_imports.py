@@ -17,7 +17,8 @@ ORDER = [
     {"errors", "types"},
     {"cards"},
     {
-        "keys", "chunking", "quantize", "rope", "report", "converted", "generic_texts", "policy", "progress", "usage", "sizes"
+        "keys", "chunking", "quantize", "rope", "report", "converted", "generic_texts", "policy", "progress", "usage",
+        "sizes",
     },
     {"sampling", "gguf_convert"},
     {"model", "tokens", "store", "loading", "locate", "prompt"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 
 from kvboost_rag.cards.strip import Run, bar, legend, strip
 from kvboost_rag.cards.style import card
@@ -89,10 +89,10 @@ def _whole(pieces: Sequence[Part], everything: int, counts: Sequence[Run]) -> st
 
 def _parts(pieces: Sequence[Part]) -> str:
     longest = max((sum(s.tokens for s in group) for _, group in pieces), default=1)
-    rows = list(_rows(pieces, longest))
-    more = len(rows) - _ROWS
-    note = f'<p class="soft">{more} more parts are not listed.</p>' if more > 0 else ""
-    return table(_COLUMNS, rows[:_ROWS]) + note
+    rows = list(islice(_rows(pieces, longest), _ROWS))
+    more = sum(name is not None for name, _ in pieces) - sum(bool(row[0]) for row in rows)
+    note = f'<p class="soft">{more} more documents are not listed.</p>' if more > 0 else ""
+    return table(_COLUMNS, rows) + note
 
 
 def _rows(pieces: Sequence[Part], longest: int) -> Iterator[Sequence[str]]:

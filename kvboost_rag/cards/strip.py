@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -24,14 +25,15 @@ def strip(spans: Sequence[Span], width: int = 72) -> str:
     Every cell shows the kind that has most of its tokens.
     """
     total = sum(span.tokens for span in spans)
-    drawn = []
-    for cell in range(min(width, total)):
-        low, high = cell * total // min(width, total), (cell + 1) * total // min(width, total)
-        weights = dict.fromkeys(SpanKind, 0)
-        for span in spans:
-            weights[span.kind] += max(0, min(high, span.end) - max(low, span.start))
-        drawn.append(LETTERS[max(weights, key=weights.__getitem__)])
-    return "".join(drawn)
+    width = min(width, total)
+    borders = [cell * total // width for cell in range(width + 1)] if width else []
+    weights = [dict.fromkeys(SpanKind, 0) for _ in range(width)]
+    for span in spans:
+        for cell in range(bisect_right(borders, span.start) - 1, width):
+            if borders[cell] >= span.end:
+                break
+            weights[cell][span.kind] += min(borders[cell + 1], span.end) - max(borders[cell], span.start)
+    return "".join(LETTERS[max(own, key=own.__getitem__)] for own in weights)
 
 
 def cells(spans: Sequence[Span], most: int) -> list[Run]:
