@@ -34,7 +34,8 @@ overflow-wrap:anywhere}.kvb pre.plain{display:none}
 .kvb .piece::after{color:var(--soft);content:attr(data-number);display:block;font-size:12px;height:18px;
 overflow:hidden;text-align:center;white-space:nowrap}
 .kvb .bar{background:var(--well);display:flex;height:30px}.kvb td .bar{height:18px;min-width:2px}
-.kvb table{border-collapse:collapse;border:0;margin:6px 0 0;width:100%;font-size:13px;color:inherit}
+.kvb table{border-collapse:collapse;border:0;margin:6px 0 0;width:100%;font-size:13px;color:inherit;
+table-layout:auto!important}
 .kvb tr{background:none!important;border-top:1px solid var(--line)}
 .kvb th,.kvb td{border:0;padding:3px 10px 3px 0;text-align:left!important;vertical-align:middle;
 background:none;white-space:normal;max-width:none}

@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["deviation"]
 
-_LOWEST, _HIGHEST = 1e-3, 1.0
+# Less than a hundredth is not worth a colour.
+_LOWEST, _HIGHEST = 1e-2, 1.0
 _MARKS = {SpanKind.RECOMPUTED: ("orange", "recomputed"), SpanKind.COMPUTED: ("red", "computed")}
 
 
 def deviation(measured: Deviation, title: str, *, of: Literal["keys", "values"] = "values") -> Plot:
-    """Draw a heatmap, token by layer; bright is far off, black is equal.
+    """Draw a heatmap, token by layer; bright is far off, black is less than a hundredth.
 
     Parameters
     ----------
