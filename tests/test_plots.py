@@ -118,13 +118,13 @@ def test_pictures_leave_the_callers_matplotlib_alone(engine):
 
 
 def test_prompts_are_timed_for_every_method_and_length(engine):
-    timed = time_prompts(engine, "Why?", DOCUMENTS, (1, 2), ("full", "prefix-cache", "none"), repeats=2)
+    timed = time_prompts(engine, "Why?", DOCUMENTS, (1, 2), ("full", "prefix-cache", "none"), repeats=1)
     assert [(p.method, p.documents) for p in timed] == [
-        (method, count) for count in (1, 1, 2, 2) for method in ("full", "prefix-cache", "none")
+        (method, count) for count in (1, 2) for method in ("full", "prefix-cache", "none")
     ]
     assert all(p.seconds > 0 and p.prompt_tokens > p.document_tokens > 0 for p in timed)
-    assert len({p.document_tokens for p in timed if p.documents == 1}) == 2
-    for wrong in ({"counts": ()}, {"counts": (0,)}, {"counts": (3,)}, {"counts": (1,), "repeats": 0}):
+    few = {"counts": (1, 2), "repeats": 2}
+    for wrong in ({"counts": ()}, {"counts": (0,)}, {"counts": (4,)}, few, {"counts": (1,), "repeats": 0}):
         with pytest.raises(ValueError, match="at least"):
             time_prompts(engine, "Why?", DOCUMENTS, **wrong)
 

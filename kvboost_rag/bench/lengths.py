@@ -57,7 +57,7 @@ def time_prompts(
     question
         Behind the documents.
     documents
-        At least one more than the largest count, lest an order comes again.
+        As many as the largest count, and one for each prompt to begin with, the first one included.
     counts
         Numbers of documents in a prompt.
     methods
@@ -74,13 +74,14 @@ def time_prompts(
     """
     if not counts or min(counts) < 1 or repeats < 1:
         raise ValueError(f"counts {list(counts)} and repeats {repeats} measure nothing; ask for at least 1 of each")
-    if len(documents) <= max(counts):
-        raise ValueError(f"{len(documents)} documents make no prompt of {max(counts)} anew; give at least one more")
+    sizes = [min(counts), *(count for count in counts for _ in range(repeats))]
+    needed = max(max(counts), len(sizes))
+    if len(documents) < needed:
+        raise ValueError(f"{len(documents)} documents are too few for these prompts; give at least {needed}")
     engine.add_documents(documents)
     ways = {name: make_method(name, engine, seed=0) for name in methods}
-    prompts = [(0, min(counts))] + [(turn, count) for count in counts for turn in range(1, repeats + 1)]
     out = []
-    for turn, count in progress(prompts, "timing", "prompt", show_progress):
+    for turn, count in progress(list(enumerate(sizes)), "timing", "prompt", show_progress):
         chosen = tuple(documents[(i + turn) % len(documents)] for i in range(count))
         tokens = sum(len(engine.tokenizer(d.text, add_special_tokens=False).input_ids) for d in chosen)
         for name, way in ways.items():

@@ -27,6 +27,8 @@ def frontier(summary: Mapping[str, Mapping[str, Any]], title: str) -> Plot:
         If matplotlib is missing.
     """
     with styled(2, width=10.0, height=4.2) as (figure, (left, right)):
+        from matplotlib.ticker import LogLocator, NullFormatter
+
         for name in dict.fromkeys(family(method) for method in summary if method not in BASELINES):
             own = [row for method, row in summary.items() if family(method) == name]
             rows = sorted((row["ttft_ratio"], row["kl"], row["f1"]) for row in own)
@@ -36,8 +38,9 @@ def frontier(summary: Mapping[str, Mapping[str, Any]], title: str) -> Plot:
                 axes.plot(ttft, values, color=colour, marker=marker, linestyle=":", linewidth=1, label=name)
         right.axhline(summary["full"]["f1"], color=COLOURS["black"], linewidth=1, label="full prefill")
         left.set_yscale("log")
-        for ticks in (left.yaxis.set_major_formatter, left.yaxis.set_minor_formatter):
-            ticks("{x:.2g}")
+        left.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        left.yaxis.set_major_formatter("{x:.2g}")
+        left.yaxis.set_minor_formatter(NullFormatter())
         left.set_ylabel("KL to full prefill, nats a token")
         right.set_ylabel("token F1 against the right answers")
         for axes in (left, right):
