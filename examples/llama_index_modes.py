@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from llama_index.core import VectorStoreIndex, get_response_synthesizer
@@ -17,13 +15,10 @@ from llama_index.core.instrumentation.events.llm import LLMPredictStartEvent
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import TextNode
-from llama_index.llms.kvboost import KVBoostLLM, KVBoostSynthesizer, add_nodes, collect_reports
+from llama_index.llms.kvboost import KVBoostLLM, KVBoostSynthesizer, MiniLMEmbedding, add_nodes, collect_reports
 
 from kvboost_rag import Document, KVBoostEngine, Report, SpanKind
 from kvboost_rag.demo_documents import demo_documents, demo_questions
-
-sys.path.insert(0, str(Path(__file__).parent))
-from llama_index_quickstart import MiniLM  # noqa: E402
 
 MODES = ("compact", "refine", "tree_summarize", "simple_summarize", "accumulate")
 TOP_K = 6
@@ -72,7 +67,7 @@ def observe() -> Iterator[Observed]:
 def demo_index(documents: Sequence[Document]) -> VectorStoreIndex:
     """Index documents under real embeddings."""
     nodes = [TextNode(id_=d.id, text=d.text, metadata=dict(d.metadata)) for d in documents]
-    return VectorStoreIndex(nodes, embed_model=MiniLM())
+    return VectorStoreIndex(nodes, embed_model=MiniLMEmbedding())
 
 
 def synthesizer(mode: str, llm: KVBoostLLM, window: int | None = None) -> BaseSynthesizer:

@@ -1,34 +1,13 @@
 """LlamaIndex: index documents, precompute their KV, ask; embeddings and answers both come from this machine."""
 
 from llama_index.core import Document, VectorStoreIndex
-from llama_index.core.embeddings import BaseEmbedding
-from llama_index.llms.kvboost import KVBoostLLM, KVBoostQueryEngine, collect_reports
+from llama_index.llms.kvboost import KVBoostLLM, KVBoostQueryEngine, MiniLMEmbedding, collect_reports
 
 from kvboost_rag.demo_documents import demo_documents
-from kvboost_rag.embedding import Embedder
-
-EMBEDDER = Embedder()
-
-
-class MiniLM(BaseEmbedding):
-    """all-MiniLM-L6-v2; any other embedding of LlamaIndex will do."""
-
-    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        return EMBEDDER.embed(texts).tolist()
-
-    def _get_text_embedding(self, text: str) -> list[float]:
-        return self._get_text_embeddings([text])[0]
-
-    def _get_query_embedding(self, query: str) -> list[float]:
-        return self._get_text_embedding(query)
-
-    async def _aget_query_embedding(self, query: str) -> list[float]:
-        return self._get_text_embedding(query)
-
 
 if __name__ == "__main__":
     documents = [Document(id_=d.id, text=d.text, metadata=dict(d.metadata)) for d in demo_documents()[:5]]
-    index = VectorStoreIndex.from_documents(documents, embed_model=MiniLM())
+    index = VectorStoreIndex.from_documents(documents, embed_model=MiniLMEmbedding())
     llm = KVBoostLLM("smollm2", max_tokens=24, temperature=0)
     query_engine = KVBoostQueryEngine.from_index(index, llm, similarity_top_k=3)
     for question in ("What is the basic unit of territorial division in Poland?", "Is a Polish city a commune?"):

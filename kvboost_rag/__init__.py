@@ -2,6 +2,7 @@
 
 import logging
 
+from kvboost_rag.embedding import Embedder
 from kvboost_rag.engine import KVBoostEngine
 from kvboost_rag.errors import (
     ContextWindowError,
@@ -18,6 +19,7 @@ from kvboost_rag.types import Document, Span, SpanKind
 __all__ = [
     "ContextWindowError",
     "Document",
+    "Embedder",
     "EngineClosedError",
     "KVBoostEngine",
     "KVBoostError",

@@ -7,17 +7,22 @@ import os
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from kvboost_rag.bench import BASELINES, BenchOptions, run_bench
+from kvboost_rag.cards import calibration_card
+from kvboost_rag.layouts import layout_name
 from kvboost_rag.policy import Policy, PolicyPoint
 from kvboost_rag.types import Document
 
-__all__ = ["CALIBRATED", "Calibration", "calibrate", "digest", "questions_from", "to_policy", "write_samples"]
+__all__ = [
+    "CALIBRATED", "Calibration", "calibrate", "calibrate_documents", "digest", "questions_from", "to_policy",
+    "write_samples",
+]  # fmt: skip
 
 CALIBRATED = (
     "none", "selective:4+sensitive:0.05", "selective:8+sensitive:0.08", "selective:16+sensitive:0.15",
@@ -43,8 +48,12 @@ class Calibration:
     """
 
     policy: Policy
-    path: Path
-    result: dict[str, Any]
+    path: Path = field(repr=False)
+    result: dict[str, Any] = field(repr=False)
+
+    def _repr_html_(self) -> str:
+        """Draw the measured methods for notebooks."""
+        return calibration_card(self.result["summary"], self.policy.source, self.path.name, self.policy.choices)
 
 
 def questions_from(documents: Sequence[Document], samples: int, k: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -114,6 +123,56 @@ def calibrate(options: BenchOptions, folder: Path, *, show_progress: bool | None
     path = folder / f"policy-{result['setup']['context_key']}.json"
     policy.save(path)
     return Calibration(policy, path, result)
+
+
+def calibrate_documents(
+    documents: Sequence[Document],
+    folder: Path,
+    *,
+    model: str = "smollm2",
+    samples: int = 8,
+    k: int = 4,
+    methods: Sequence[str] = CALIBRATED,
+    max_document_tokens: int | None = None,
+    layout: str | None = None,
+    threads: int | None = None,
+    show_progress: bool | None = None,
+) -> Calibration:
+    """Calibrate with questions made from documents: which repair is worth what on them.
+
+    An interrupted calibration goes on when it is called again with the same arguments.
+
+    Parameters
+    ----------
+    documents, samples, k
+        As for :func:`questions_from`.
+    folder
+        The ``cache_dir`` of the engines that are to use what is found; made if it is not there.
+    model, max_document_tokens, threads
+        As for :class:`kvboost_rag.bench.BenchOptions`.
+    methods
+        Repairs to choose from.
+    layout
+        By name; None takes the one that suits the model.
+    show_progress
+        As for :func:`kvboost_rag.bench.run_bench`.
+
+    Raises
+    ------
+    ValueError
+        As :func:`questions_from` and :class:`kvboost_rag.bench.BenchOptions`.
+    """
+    questions = questions_from(documents, samples, k)
+    # Named by what is asked, so that another calibration neither disturbs this one nor takes up its left-overs.
+    name = f"calibration-{digest((questions, model, layout, list(methods), max_document_tokens, threads))}"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_samples(questions, folder / f"{name}.jsonl")
+    options = BenchOptions(
+        data=folder / f"{name}.jsonl", output=folder / f"{name}.json", model=model, methods=("full", *methods),
+        max_document_tokens=max_document_tokens, layout=layout or layout_name(model), threads=threads,
+        ingest_rates=False,
+    )  # fmt: skip
+    return calibrate(options, folder, show_progress=show_progress)
 
 
 def to_policy(summary: Mapping[str, Mapping[str, Any]], source: str) -> Policy:

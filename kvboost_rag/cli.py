@@ -18,7 +18,7 @@ from kvboost_rag.errors import KVBoostError
 from kvboost_rag.sizes import parse_bytes
 
 if TYPE_CHECKING:
-    from kvboost_rag import bench
+    from kvboost_rag.calibrate import Calibration
     from kvboost_rag.inspection import CachedDocument
 
 __all__ = ["main"]
@@ -271,7 +271,7 @@ def _bench(args: argparse.Namespace) -> None:
     result = bench.run_bench(options)
     print(bench.format_table(result))
     if args.plot:
-        plots.frontier(result["summary"], f"{options.model_name}, {options.data.name}", args.plot)
+        plots.frontier(result["summary"], f"{options.model_name}, {options.data.name}").save(args.plot)
 
 
 def _bench_eviction(args: argparse.Namespace) -> None:
@@ -283,7 +283,6 @@ def _bench_eviction(args: argparse.Namespace) -> None:
 
 def _calibrate(args: argparse.Namespace) -> None:
     from kvboost_rag import bench, plots
-    from kvboost_rag.calibrate import calibrate
     from kvboost_rag.policy import QUALITIES
 
     if args.data and args.docs:
@@ -292,9 +291,9 @@ def _calibrate(args: argparse.Namespace) -> None:
         plots.require(args.plot)
     folder = args.cache_dir or _default_cache()
     folder.mkdir(parents=True, exist_ok=True)
-    done = calibrate(_calibration_options(args, folder), folder, show_progress=None if not args.json else False)
+    done = _calibrated(args, folder)
     if args.plot:
-        plots.frontier(done.result["summary"], f"{args.model}, calibration", args.plot)
+        plots.frontier(done.result["summary"], f"{args.model}, calibration").save(args.plot)
     points = {quality: done.policy.choose(quality) for quality in QUALITIES}
     if args.json:
         chosen = {quality: point and asdict(point) for quality, point in points.items()}
@@ -309,25 +308,28 @@ def _calibrate(args: argparse.Namespace) -> None:
     print(f"policy in {done.path}")
 
 
-def _calibration_options(args: argparse.Namespace, folder: Path) -> bench.BenchOptions:
+def _calibrated(args: argparse.Namespace, folder: Path) -> Calibration:
     from kvboost_rag.bench import BenchOptions
-    from kvboost_rag.calibrate import CALIBRATED, digest, questions_from, write_samples
+    from kvboost_rag.calibrate import CALIBRATED, calibrate, calibrate_documents, digest
     from kvboost_rag.demo_documents import demo_documents, read_folder
     from kvboost_rag.layouts import layout_name
 
-    documents = [] if args.data else read_folder(args.docs) if args.docs else demo_documents()
-    samples = [] if args.data else questions_from(documents, args.samples, args.k)
-    # Named by what is asked, so that another calibration neither disturbs this one nor takes up its left-overs.
-    asked = (samples, str(args.data), args.model, args.layout, args.samples, args.max_document_tokens, args.threads)
-    name = f"calibration-{digest(asked)}"
-    data = args.data or folder / f"{name}.jsonl"
-    if samples:
-        write_samples(samples, data)
-    return BenchOptions(
-        data=data, output=folder / f"{name}.json", model=args.model, methods=("full", *CALIBRATED),
-        limit=args.samples, max_document_tokens=args.max_document_tokens,
-        layout=args.layout or layout_name(args.model), threads=args.threads, ingest_rates=False,
+    show_progress = False if args.json else None
+    shared = {
+        "model": args.model, "max_document_tokens": args.max_document_tokens, "threads": args.threads,
+        "layout": args.layout or layout_name(args.model),
+    }  # fmt: skip
+    if not args.data:
+        documents = read_folder(args.docs) if args.docs else demo_documents()
+        return calibrate_documents(
+            documents, folder, samples=args.samples, k=args.k, show_progress=show_progress, **shared
+        )
+    name = f"calibration-{digest((str(args.data), args.samples, shared))}"
+    options = BenchOptions(
+        data=args.data, output=folder / f"{name}.json", methods=("full", *CALIBRATED), limit=args.samples,
+        ingest_rates=False, **shared,
     )  # fmt: skip
+    return calibrate(options, folder, show_progress=show_progress)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from kvboost_rag.chunking import AdaptiveChunker, Chunker
 from kvboost_rag.compose import Composer
 from kvboost_rag.contexts import context_ids, context_texts, probe_text
 from kvboost_rag.decode import Delta, Finish, build_processors, decode
+from kvboost_rag.deviation import Deviation, relative_distance
 from kvboost_rag.encode import CanonicalContext, Encoder
 from kvboost_rag.engine_documents import DocumentMethods
 from kvboost_rag.errors import ContextWindowError, EngineClosedError
@@ -176,6 +177,7 @@ class KVBoostEngine(DocumentMethods):
             check_policy(policy, policy.source)
         self.policy = policy or self._found_policy() or Policy.shipped(model.config.model_type)
         self._repair = self._method(repair, quality) or parse_repair("auto", self.policy)
+        logger.info("engine ready: reuse %s, repair %s, policy %s", reuse, self.repair, self.policy.source)
         self._library = Library(self._registry, self._store, self._prefixes, encoder, self._lock, self._check_open)
         self._refill = Refill(self._library, self._served) if refill and not read_only else None
 
@@ -388,8 +390,9 @@ class KVBoostEngine(DocumentMethods):
             logits_processor=logits_processor,
         )
         finish = yield from self._forwarded(answer, session, request)
-        ttft = sum(request.clock.stages.values())
-        return Result(finish.text, finish.token_ids, finish.reason, request.report(session, ttft))
+        report = request.report(session, sum(request.clock.stages.values()))
+        logger.info("%s", " | ".join(str(report).splitlines()[:2]))
+        return Result(finish.text, finish.token_ids, finish.reason, report)
 
     def _forwarded(
         self, answer: Generator[Delta, None, Finish], session: Session, request: Request
@@ -450,6 +453,43 @@ class KVBoostEngine(DocumentMethods):
             logits = session.score(ids)
             own = greedy_answer(session, ids, logits) if greedy else None
         return Scored(logits, request.report(session, ttft), own)
+
+    def deviation(
+        self,
+        prompt: Prompt,
+        *,
+        documents: Sequence[Document | str] | None = None,
+        repair: str | Repair | None = None,
+        quality: str | float | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> Deviation:
+        """Compare the KV that a prompt would be answered from with full prefill's, to see what a repair repairs.
+
+        Takes a full prefill and the memory of two prompts; nothing is kept.
+
+        Parameters
+        ----------
+        prompt, documents, repair, quality, template_options
+            As for :meth:`stream`.
+
+        Raises
+        ------
+        ValueError
+            If the engine reuses nothing, or not for a prompt as long as this.
+        """
+        method = self._method(repair, quality) or self._repair
+        asked = Asked(prompt, _listed(documents), template_options or {}, method, True, 0)
+        with self._lock:
+            request, session = self._open(asked)
+            if not isinstance(session, ReusingAnswer):
+                raise ValueError(f"nothing is reused for this prompt: {session.fallback}; there is nothing to compare")
+            length = len(request.token_ids)
+            ids = torch.from_numpy(request.token_ids).to(self._runner.device)
+            slots, full = torch.arange(length, device=ids.device), self._runner.new_cache(length)
+            self._runner.encode(ids[None], slots, slots, full, length)
+            own = session.cache.keys[:, 0, :, :length], session.cache.values[:, 0, :, :length]
+            keys, values = (relative_distance(a, b[:, 0]) for a, b in zip(own, (full.keys, full.values), strict=True))
+        return Deviation(keys, values, session.spans)
 
     def _compose(self, asked: Asked, clock: Clock) -> Request:
         window = getattr(self.model.config, "max_position_embeddings", None)

@@ -31,7 +31,7 @@ class DocumentMethods(ABC):
     def _check_open(self) -> None:
         """Raise EngineClosedError after close()."""
 
-    def add_documents(self, documents: Iterable[Document], *, show_progress: bool = False) -> list[str]:
+    def add_documents(self, documents: Iterable[Document], *, show_progress: bool | None = False) -> list[str]:
         """Turn documents into KV.
 
         A document whose KV is stored already costs no forward. One with a known id and another text replaces the
@@ -42,7 +42,7 @@ class DocumentMethods(ABC):
         documents
             With distinct ids.
         show_progress
-            Whether to draw a progress bar.
+            Whether to draw a progress bar; None draws one on a terminal or in a notebook.
 
         Returns
         -------

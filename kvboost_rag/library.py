@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 
-from tqdm.auto import tqdm
-
 from kvboost_rag.encode import Encoder
 from kvboost_rag.prefix import PrefixCache
+from kvboost_rag.progress import progress_bar
 from kvboost_rag.registry import Registered, Registry
 from kvboost_rag.store import ChunkStore
 from kvboost_rag.types import Chunk, Document
 
 __all__ = ["Library"]
+
+logger = logging.getLogger("kvboost_rag")
 
 
 class Library:
@@ -49,14 +52,14 @@ class Library:
         self._check_open = check_open
         self._pinned: dict[str, list[str]] = {}
 
-    def add(self, documents: Iterable[Document], *, show_progress: bool) -> list[str]:
+    def add(self, documents: Iterable[Document], *, show_progress: bool | None) -> list[str]:
         """Add documents; see :meth:`kvboost_rag.KVBoostEngine.add_documents`."""
-        listed = _distinct(documents)
+        start, listed = time.perf_counter(), _distinct(documents)
         prepared = {d.id: self._prepared(d) for d in listed}
         old: list[Registered] = []
         added: list[str] = []
         try:
-            with tqdm(total=len(listed), unit="document", desc="prefill", disable=not show_progress) as bar:
+            with progress_bar(len(listed), "indexing", "document", show_progress) as bar:
                 for registered in self._added(prepared):
                     old += self._replaced(registered)
                     added.append(registered.document.id)
@@ -65,6 +68,10 @@ class Library:
             # Only now, because a text may have moved from one id to another.
             self._forget(old)
             self._drop_earlier_versions(added)
+            logger.info(
+                "%d of %d documents indexed, %d tokens, in %.1f s",
+                len(added), len(listed), sum(prepared[i].tokens for i in added), time.perf_counter() - start,
+            )  # fmt: skip
         return [d.id for d in listed]
 
     def _added(self, prepared: Mapping[str, Registered]) -> Iterator[Registered]:

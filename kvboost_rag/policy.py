@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from kvboost_rag.cards import policy_card
 from kvboost_rag.reading import read_bounded
 
 __all__ = ["QUALITIES", "Policy", "PolicyPoint", "target_of"]
@@ -103,6 +104,16 @@ class Policy:
         target = target_of(quality)
         reaching = [point for point in self.points if point.reaches(target)]
         return min(reaching, key=lambda point: point.ttft_ratio) if reaching else None
+
+    @property
+    def choices(self) -> dict[str, str | None]:
+        """Repair that each of :data:`QUALITIES` gets; None where nothing reaches it."""
+        chosen = {quality: self.choose(quality) for quality in QUALITIES}
+        return {quality: None if point is None else point.repair for quality, point in chosen.items()}
+
+    def _repr_html_(self) -> str:
+        """Draw the points for notebooks."""
+        return policy_card([asdict(point) for point in self.points], self.source, self.choices)
 
     def save(self, path: Path) -> None:
         """Write it as JSON, whole or not at all."""

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from html import escape
+from dataclasses import asdict, dataclass, field
 
 from torch import Tensor
 
+from kvboost_rag.cards import answer_card, report_card, stats_card, strip
 from kvboost_rag.types import Document, Span, SpanKind
 
 __all__ = ["Located", "Report", "Result", "Scored", "Stats", "strip"]
-
-_LETTERS = {SpanKind.EXACT: "=", SpanKind.APPROXIMATE: "~", SpanKind.RECOMPUTED: "R", SpanKind.COMPUTED: "C"}
-# Colour-blind safe (Okabe and Ito); the letter tells the kinds apart without colour.
-_COLOURS = {
-    SpanKind.EXACT: "#009e73",
-    SpanKind.APPROXIMATE: "#56b4e9",
-    SpanKind.RECOMPUTED: "#e69f00",
-    SpanKind.COMPUTED: "#d55e00",
-}
 
 
 @dataclass(frozen=True)
@@ -79,16 +69,9 @@ class Report:
         )
 
     def _repr_html_(self) -> str:
-        """Coloured strip of the prompt for notebooks."""
-        bars = "".join(_bar(span, self.prompt_tokens) for span in self.spans)
-        legend = " &nbsp; ".join(
-            f'<span style="color:{_COLOURS[k]}">&#9632;</span> {_LETTERS[k]} {k.value} {self.tokens(k)}'
-            for k in SpanKind
-        )
-        head = escape(str(self).splitlines()[1])
-        return (
-            f'<div style="font-family:sans-serif;font-size:13px"><div>{head}</div>'
-            f'<div style="display:flex;height:22px;width:100%;margin:4px 0">{bars}</div><div>{legend}</div></div>'
+        """Draw counts, times and strip for notebooks."""
+        return report_card(
+            self.spans, ttft=self.ttft, total=self.total, repair=self.repair, fallback=self.fallback, stages=self.stages
         )
 
 
@@ -128,8 +111,8 @@ class Result:
         return self.text
 
     def _repr_html_(self) -> str:
-        """Answer and strip for notebooks."""
-        return f"<div><pre style='white-space:pre-wrap'>{escape(self.text)}</pre>{self.report._repr_html_()}</div>"
+        """Draw answer and report for notebooks."""
+        return answer_card(self.text, self.finish_reason, self.completion_tokens, self.report._repr_html_())
 
 
 @dataclass(frozen=True)
@@ -196,28 +179,7 @@ class Stats:
     requests: int
     tokens: dict[str, int]
 
-
-def strip(spans: Sequence[Span], width: int = 72) -> str:
-    """Draw the prompt as a line: ``=`` exact, ``~`` approximate, ``R`` recomputed, ``C`` computed.
-
-    Every cell shows the kind that has most of its tokens.
-    """
-    total = sum(span.tokens for span in spans)
-    cells = []
-    for cell in range(min(width, total)):
-        low, high = cell * total // min(width, total), (cell + 1) * total // min(width, total)
-        weights = dict.fromkeys(SpanKind, 0)
-        for span in spans:
-            weights[span.kind] += max(0, min(high, span.end) - max(low, span.start))
-        cells.append(_LETTERS[max(weights, key=weights.__getitem__)])
-    return "".join(cells)
-
-
-def _bar(span: Span, total: int) -> str:
-    share = 100 * span.tokens / max(1, total)
-    title = escape(f"{span.document_id or 'text'}: {span.tokens} {span.kind.value} {span.reason}".strip(), quote=True)
-    letter = _LETTERS[span.kind] if share > 1.5 else ""
-    return (
-        f'<div title="{title}" style="flex:0 0 {share:.3f}%;background:{_COLOURS[span.kind]};overflow:hidden;'
-        f'text-align:center;color:#fff">{letter}</div>'
-    )
+    def _repr_html_(self) -> str:
+        """Draw the counters for notebooks."""
+        counters = asdict(self)
+        return stats_card(counters, counters.pop("tokens"))

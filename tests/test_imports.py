@@ -15,14 +15,15 @@ PACKAGE = Path(kvboost_rag.__file__).parent
 # A module imports from rows above its own, and nothing else of this package; a package's own files may share.
 ORDER = [
     {"errors", "types"},
+    {"cards"},
     {
-        "keys", "chunking", "quantize", "rope", "report", "converted", "generic_texts", "usage", "sizes",
+        "keys", "chunking", "quantize", "rope", "report", "converted", "generic_texts", "progress", "usage", "sizes",
         "reading", "dummy_prefix",
     },
     {"sampling", "gguf_convert", "policy", "forgery", "owner"},
     {"messages"},
     {"model", "tokens", "store", "loading", "locate", "prompt"},
-    {"contexts", "prefix", "registry", "repair", "sensitivity"},
+    {"contexts", "deviation", "prefix", "registry", "repair", "sensitivity"},
     {"encode", "compose", "plan", "assemble", "prefill", "decode", "session"},
     {"library", "answering"},
     {"refill"},

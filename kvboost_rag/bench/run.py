@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from kvboost_rag.bench.data import Sample, fitted, read_samples
 from kvboost_rag.bench.measure import Meter
@@ -19,6 +18,7 @@ from kvboost_rag.bench.setup import build_engine, describe, ingest_rates
 from kvboost_rag.bench.summary import summarise
 from kvboost_rag.engine import KVBoostEngine
 from kvboost_rag.errors import ContextWindowError
+from kvboost_rag.progress import progress
 from kvboost_rag.tokens import Tokens
 from kvboost_rag.types import Document
 
@@ -37,7 +37,7 @@ def run_bench(options: BenchOptions, *, show_progress: bool | None = None) -> di
     options
         What to measure.
     show_progress
-        Whether to draw a progress bar; None draws one on a terminal.
+        See :func:`kvboost_rag.progress.progress`.
 
     Returns
     -------
@@ -109,8 +109,7 @@ def _measure(
     meter = Meter(engine, methods, options.repeats)
     meter.warm_up(samples[done], _warm_up_question(samples[done]))
     meter.recall(samples[max(0, done - KEPT_PROMPTS) : done])
-    disable = None if show_progress is None else not show_progress
-    for index in tqdm(range(done, len(samples)), desc="bench", unit="sample", disable=disable):
+    for index in progress(range(done, len(samples)), "measuring", "sample", show_progress):
         following = samples[index + 1] if index + 1 < len(samples) else None
         record = meter.measure(samples[index], index, following)
         partial.append(record)

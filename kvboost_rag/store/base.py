@@ -127,5 +127,5 @@ def same_tokens(entry: ChunkKV, token_ids: TokenIds) -> bool:
     """Whether an entry holds exactly these tokens; a difference under one key is logged as the collision it is."""
     if np.array_equal(entry.chunk.token_ids, token_ids):
         return True
-    logger.warning("chunk %s holds other tokens than asked for: treated as a miss", entry.chunk.key.prefix)
+    logger.warning("stored KV of document %r is of other tokens, so it is not used", entry.chunk.document_id)
     return False

@@ -96,7 +96,10 @@ class MemoryStore(ChunkStore):
         if self._max_bytes is None:
             return True
         if nbytes > self._max_bytes:
-            logger.warning("chunk %s of %d bytes exceeds the budget of %d", prefix, nbytes, self._max_bytes)
+            logger.warning(
+                "a chunk of document %r takes %d bytes, which exceeds the budget of %d; give a larger one",
+                chunk.document_id, nbytes, self._max_bytes,
+            )  # fmt: skip
             return False
         if chunk.index == 0:
             # Where a document begins anew, perhaps with another text, nothing is missing yet.

@@ -69,7 +69,7 @@ class TieredStore(ChunkStore):
             return self._slow.put(entry)
         except Exception:
             # Nobody waits for a worker's result; memory goes on without the slow store.
-            logger.exception("chunk %s was not written behind", entry.chunk.key.prefix)
+            logger.exception("KV of document %r was not written to the folder", entry.chunk.document_id)
             return False
         finally:
             self._settle(entry)
@@ -166,7 +166,7 @@ class TieredStore(ChunkStore):
                 self.get(prefix, token_ids)
         except Exception:
             # Nobody waits for a worker's result; whoever asks for the chunk meets the error itself.
-            logger.exception("chunk %s was not prefetched", prefix)
+            logger.exception("stored KV could not be loaded ahead (chunk %s); it is read when it is asked for", prefix)
 
     # Both --------------------------------------------------------------------------------------------------------
 

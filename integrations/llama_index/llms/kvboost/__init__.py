@@ -5,6 +5,7 @@ from importlib.util import find_spec
 if find_spec("llama_index.core") is None:
     raise ImportError('llama_index.llms.kvboost needs llama-index-core: pip install "kvboost-rag[llama-index]"')
 
+from llama_index.llms.kvboost.embeddings import MiniLMEmbedding
 from llama_index.llms.kvboost.errors import RequestError
 from llama_index.llms.kvboost.handlers import RetrievalHandler, collect_reports, track_retrievals
 from llama_index.llms.kvboost.layout import question_layout
@@ -19,6 +20,7 @@ __all__ = [
     "KVBoostPostprocessor",
     "KVBoostQueryEngine",
     "KVBoostSynthesizer",
+    "MiniLMEmbedding",
     "RequestError",
     "RetrievalHandler",
     "add_nodes",
