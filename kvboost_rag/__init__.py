@@ -7,6 +7,7 @@ from kvboost_rag.errors import (
     ContextWindowError,
     EngineClosedError,
     KVBoostError,
+    ModelChangedError,
     ModelOutputError,
     UnsupportedModelError,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "KVBoostError",
     "Layout",
     "Located",
+    "ModelChangedError",
     "ModelOutputError",
     "Report",
     "Result",

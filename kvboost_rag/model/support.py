@@ -14,7 +14,7 @@ from kvboost_rag.model.cache import KVCache
 from kvboost_rag.model.rotation import Rotation
 from kvboost_rag.model.runner import ModelRunner
 
-__all__ = ["check_support"]
+__all__ = ["check_build", "check_support"]
 
 _TOKENS = 24
 _OFFSET = 37
@@ -41,7 +41,7 @@ def check_support(model: PreTrainedModel) -> ModelRunner:
     UnsupportedModelError
         With the model's name, the cause and the remedy.
     """
-    _check_build(model)
+    check_build(model)
     runner = ModelRunner(model)
     ids = _sample_ids(model)
     near, far = _encode_at(runner, ids, 0), _encode_at(runner, ids, _OFFSET)
@@ -51,7 +51,14 @@ def check_support(model: PreTrainedModel) -> ModelRunner:
     return runner
 
 
-def _check_build(model: PreTrainedModel) -> None:
+def check_build(model: PreTrainedModel) -> None:
+    """Refuse what is known from a model's build alone.
+
+    Raises
+    ------
+    UnsupportedModelError
+        With the model's name, the cause and the remedy.
+    """
     config = model.config
     if getattr(config, "is_encoder_decoder", False):
         raise refuse(model, "it is an encoder-decoder")
@@ -61,6 +68,17 @@ def _check_build(model: PreTrainedModel) -> None:
         raise refuse(model, "it encodes positions by ALiBi")
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise refuse(model, "its forward takes no position_ids (ALiBi, or a recurrent model)")
+    _check_devices(model)
+
+
+def _check_devices(model: PreTrainedModel) -> None:
+    whole = "Load it to one device, as with device_map={'': 'cpu'}, or run it with reuse='off'."
+    offloaded = next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
+    if offloaded is not None:
+        raise refuse(model, f"its weights are offloaded ({offloaded} among them), so that they can not be told", whole)
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if len(devices) > 1:
+        raise refuse(model, f"its weights lie on several devices ({', '.join(devices)})", whole)
 
 
 def _sample_ids(model: PreTrainedModel) -> Tensor:
@@ -116,6 +134,9 @@ def _compare_logits(runner: ModelRunner, ids: Tensor, far: KVCache) -> None:
     """Place the far encoding of the first half at the front, as a request does, and compute the second half."""
     a, half = runner.architecture, _TOKENS // 2
     expected = runner.plain_logits(ids)
+    if not torch.isfinite(expected).all():
+        remedy = "Load it with dtype=torch.float32 or torch.bfloat16."
+        raise refuse(runner.model, f"its logits are no numbers in {str(a.dtype).removeprefix('torch.')}", remedy)
     cache = runner.new_cache(_TOKENS)
     free = a.rotation.unrotate(far.keys[:, 0, :, :half], a.rotation.tables(_OFFSET, _OFFSET + half))
     cache.keys.fill_(1.0)
