@@ -37,6 +37,7 @@ def fingerprint(
             "namespace": namespace,
             "weights": weights_digest(model),
             "adapter": adapters_of(model),
+            "class": type(model).__name__,
             "config": _config(model),
             "dtype": str(model.dtype),
             "attention": str(model.config._attn_implementation),
@@ -87,7 +88,8 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 def _config(model: PreTrainedModel) -> str:
     config = model.config.to_dict()
-    for name in ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"):
+    # What saving or loading adds, and what is a part of the fingerprint in its own right.
+    for name in ("_name_or_path", "architectures", "transformers_version", "torch_dtype", "dtype", "use_cache"):
         config.pop(name, None)
     return json.dumps(config, sort_keys=True, default=str)
 

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["plain_parts", "storage_bytes"]
+__all__ = ["plain_parts", "quantises_activations", "storage_bytes"]
+
+# What the weights of torchao call it.
+_ACTIVATIONS = ("act_quant_kwargs", "activation_quantization")
 
 
 def plain_parts(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -32,6 +35,13 @@ def plain_parts(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         held: Tensor | None = getattr(tensor, name)
         if held is not None:
             yield from ((f"{kind}|{name}|{part}", plain) for part, plain in plain_parts(held))
+
+
+def quantises_activations(tensor: Tensor) -> bool:
+    """Whether what is multiplied by a weight is itself rounded to few bits before, anew for every token."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    settings = flatten()[1] if flatten else None
+    return isinstance(settings, dict) and any(settings.get(name) is not None for name in _ACTIVATIONS)
 
 
 def storage_bytes(tensor: Tensor, start: int, count: int) -> Tensor:
