@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -122,13 +122,17 @@ class Encoder:
         return self._cut(document.id, ids, self._chunker.boundaries(text, offsets, len(ids)))
 
     def _cut(self, document_id: str, ids: TokenIds, ends: Sequence[int]) -> tuple[Chunk, ...]:
-        chunks, key, start = [], self.context.key, 0
-        for index, end in enumerate(ends):
-            part = ids[start:end]
-            key = chain(key, part)
-            chunks.append(Chunk(ChunkKey(key, content_key(self._fingerprint, part)), document_id, index, part))
-            start = end
-        return tuple(chunks)
+        starts = (0, *ends)
+        unkeyed = ChunkKey("", "")
+        return self.keyed([Chunk(unkeyed, document_id, i, ids[starts[i] : end]) for i, end in enumerate(ends)])
+
+    def keyed(self, chunks: Sequence[Chunk]) -> tuple[Chunk, ...]:
+        """Give all chunks of a document the keys of this model and context."""
+        out, key = [], self.context.key
+        for chunk in chunks:
+            key = chain(key, chunk.token_ids)
+            out.append(replace(chunk, key=ChunkKey(key, content_key(self._fingerprint, chunk.token_ids))))
+        return tuple(out)
 
     def encode(self, documents: Sequence[Sequence[Chunk]]) -> Iterator[list[ChunkKV]]:
         """Compute KV, in batches of documents of similar length.

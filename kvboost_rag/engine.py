@@ -18,20 +18,18 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 from kvboost_rag.answering import Asked, Clock, PlainPath, Request, ReusePath, Session, compose_request
 from kvboost_rag.chunking import AdaptiveChunker, Chunker
 from kvboost_rag.compose import Composer
-from kvboost_rag.contexts import context_ids, context_texts, probe_text
+from kvboost_rag.contexts import context_texts
 from kvboost_rag.decode import Delta, Finish, build_processors, decode
 from kvboost_rag.deviation import Deviation, relative_distance
-from kvboost_rag.encode import CanonicalContext, Encoder
 from kvboost_rag.engine_documents import DocumentMethods
-from kvboost_rag.errors import ContextWindowError, EngineClosedError
-from kvboost_rag.keys import prefix_seed
+from kvboost_rag.errors import EngineClosedError, ModelChangedError
 from kvboost_rag.library import Library
 from kvboost_rag.loading import load_model
-from kvboost_rag.model import check_support, fingerprint, model_lock
+from kvboost_rag.model import SpareMemory, WeightsWatch, unwrapped
 from kvboost_rag.owner import Owner, tenant_of
-from kvboost_rag.plan import Planner, missed
+from kvboost_rag.plan import missed
 from kvboost_rag.policy import Policy
-from kvboost_rag.prefix import Prefix, PrefixCache
+from kvboost_rag.prefix import PrefixCache
 from kvboost_rag.prompt import Layout, Prompt, Renderer
 from kvboost_rag.quantize import KVFormat
 from kvboost_rag.refill import Refill
@@ -39,12 +37,13 @@ from kvboost_rag.registry import Registry
 from kvboost_rag.repair import Repair, check_policy, parse_repair
 from kvboost_rag.report import Result, Scored, Stats
 from kvboost_rag.sampling import Sampling, as_stops
-from kvboost_rag.sensitivity import SensitivityMeter
 from kvboost_rag.session import ReusingAnswer, greedy_answer
 from kvboost_rag.sizes import parse_bytes
+from kvboost_rag.space_maker import SpaceMaker
+from kvboost_rag.spaces import Space, Spaces
 from kvboost_rag.store import ChunkStore, EvictionScore, StoreOptions
 from kvboost_rag.tokens import Tokens
-from kvboost_rag.types import Document, Span, SpanKind, TokenIds
+from kvboost_rag.types import Document, SpanKind, TokenIds
 from kvboost_rag.usage import UsageLedger
 
 __all__ = ["KVBoostEngine"]
@@ -151,7 +150,8 @@ class KVBoostEngine(DocumentMethods):
                 "trusted_only needs a secret for cache_dir, or whoever can write there could change documents' KV; "
                 "pass secret=secrets.token_hex(32), kept where your keys are"
             )
-        self.model = model
+        # A PeftModel's layers, with their adapters, are those of the model inside.
+        self.model = model = unwrapped(model)
         self.tokenizer = tokenizer
         self._lock = threading.RLock()
         self._closed = False
@@ -169,53 +169,52 @@ class KVBoostEngine(DocumentMethods):
         self.trusted_only = trusted_only
         self._usage = UsageLedger()
         stores = StoreOptions(max_memory_bytes, eviction, cache_dir, max_disk_bytes, read_only, Owner.of(secret))
-        self._store: ChunkStore = stores.memory(self._usage)
-        encoder = None
+        self._memory = stores.memory(self._usage)
+        self._store: ChunkStore = self._memory
+        self._space = Space("", self._memory)
+        self._watch = WeightsWatch(model)
         if reuse == "on":
-            encoder = self._prepare_reuse(context_documents, chunker or AdaptiveChunker(), namespace, stores)
+            maker = SpaceMaker(
+                model, tokenizer, tenant_of(namespace, stores.owner), self.kv_format, self._renderer, self._tokens,
+                chunker or AdaptiveChunker(), context_texts(context_documents), stores, self._memory, self._usage,
+                self._prefixes, SpareMemory(),
+            )  # fmt: skip
+            self._spaces = Spaces(self._watch.state, maker.fingerprint, maker.make)
+        else:
+            self._spaces = Spaces(lambda: None, lambda: "", lambda fingerprint: self._space)
+        self._library = Library(self._registry, self._prefixes, self._spaces, self._lock, self._current)
+        self._current()
+        if stores.folder is not None:
+            self.policy_path = stores.folder / f"policy-{self.context_key}.json"
         if policy is not None:
             check_policy(policy, policy.source)
         self.policy = policy or self._found_policy() or Policy.shipped(model.config.model_type)
         self._repair = self._method(repair, quality) or parse_repair("auto", self.policy)
         logger.info("engine ready: reuse %s, repair %s, policy %s", reuse, self.repair, self.policy.source)
-        self._library = Library(self._registry, self._store, self._prefixes, encoder, self._lock, self._check_open)
         self._refill = Refill(self._library, self._served) if refill and not read_only else None
 
-    def _prepare_reuse(
-        self,
-        context_documents: Sequence[str] | Literal["generic"],
-        chunker: Chunker,
-        namespace: str,
-        stores: StoreOptions,
-    ) -> Encoder:
-        # Another engine's forward changes the model's attention setting for its length.
-        with model_lock(self.model):
-            self._runner = check_support(self.model)
-            tenant = tenant_of(namespace, stores.owner)
-            self.fingerprint = fingerprint(self.model, self.tokenizer, tenant, self.kv_format.name)
-        contexts = context_texts(context_documents)
-        context = CanonicalContext.of(self.fingerprint, context_ids(self._renderer, self._tokens, contexts))
-        window = self._runner.architecture.longest
-        if window is not None and len(context.token_ids) >= window:
-            raise ContextWindowError(
-                f"head and context_documents have {len(context.token_ids)} tokens, but the model's context window is "
-                f"{window}; give fewer or shorter context_documents"
-            )
-        probe = context_ids(self._renderer, self._tokens, [probe_text(contexts)])
-        meter = SensitivityMeter(self._runner, probe)
-        self._encoder = Encoder(self._runner, self._tokens, chunker, context, self.fingerprint, meter, self.kv_format)
-        self.context_key = context.key
-        if len(context.token_ids):
-            span = Span(0, len(context.token_ids), SpanKind.COMPUTED)
-            self._prefixes.put(Prefix(context.token_ids, self._encoder.context_kv, (span,), "", pinned=True))
-        if stores.folder is not None:
-            self.policy_path = stores.folder / f"policy-{context.key}.json"
-            # The context's key covers the model too, so that engines with other layouts may share a folder.
-            a = self._runner.architecture
-            self._store = stores.store(self._usage, context.key, (a.layers, a.kv_heads, a.head_dim), a.dtype)
-        self._planner = Planner(self._store, prefix_seed(self.fingerprint), context.key)
-        self._reuse = ReusePath(self._runner, self._planner, self._prefixes)
-        return self._encoder
+    def _current(self) -> Space:
+        """Enter the key space of the model as it is now, if it is not that of the last look; return it."""
+        self._check_open()
+        space = self._spaces.current()
+        if space is not self._space:
+            self._enter(space)
+        return space
+
+    def _enter(self, space: Space) -> None:
+        # What was counted goes to the folder of the space that it was counted in.
+        self._space.store.flush()
+        self._space, self._store, self.fingerprint = space, space.store, space.fingerprint
+        is_new = self._prefixes.enter(space.fingerprint)
+        if space.reuse is not None:
+            self._runner, self._encoder, self._planner = space.reuse.runner, space.reuse.encoder, space.reuse.planner
+            self._reuse, self.context_key = space.reuse.path, space.reuse.encoder.context.key
+            if is_new and space.reuse.head is not None:
+                self._prefixes.put(space.reuse.head)
+        self._library.enter(space)
+        for gone in self._spaces.take_gone():
+            self._prefixes.drop(gone.fingerprint)
+            self._library.leave_for_good(gone, self._memory)
 
     def _found_policy(self) -> Policy | None:
         if self.policy_path is None or not self.policy_path.is_file():
@@ -499,7 +498,7 @@ class KVBoostEngine(DocumentMethods):
         """Compose and prefill under one lock, so that no document changes in between."""
         clock = Clock(timeout)
         with self._lock:
-            self._check_open()
+            self._current()
             while self._abandoned:
                 self._keep(*self._abandoned.popleft())
             clock.lap("wait")
@@ -523,12 +522,26 @@ class KVBoostEngine(DocumentMethods):
         with self._lock:
             self._check_open()
             clock.check()
+            # Far cheaper than a look at all weights, which comes when the answer is kept.
+            if self._watch.is_switched():
+                self._current()
+            if self._is_stale(session):
+                raise ModelChangedError(
+                    "the model's adapters or weights changed while it was answering; ask again, and change them "
+                    "between answers"
+                )
             return session.step(token_id)
+
+    def _is_stale(self, session: Session) -> bool:
+        """Whether a session's KV was computed by the model in another state."""
+        return isinstance(session, ReusingAnswer) and session.runner is not self._runner
 
     def _keep(self, session: Session, request: Request) -> None:
         with self._lock:
-            current = not self._closed and request.is_current(self._registry)
-            if self._reuse and isinstance(session, ReusingAnswer) and current:
+            if self._closed or not isinstance(session, ReusingAnswer):
+                return
+            self._current()
+            if self._reuse and not self._is_stale(session) and request.is_current(self._registry):
                 self._reuse.keep(session, request)
                 if self._refill is not None:
                     self._refill.ask(dict.fromkeys(missed(session.spans)))
@@ -571,7 +584,10 @@ class KVBoostEngine(DocumentMethods):
         with self._lock:
             self._abandoned.clear()
             self._prefixes.clear()
-            self._store.close()
+            # All of them before the memory that they share.
+            for space in self._spaces:
+                space.store.detach()
+            self._memory.close()
             if self._reuse is not None:
                 self._runner.spare.close()
 

@@ -6,6 +6,7 @@ __all__ = [
     "ContextWindowError",
     "EngineClosedError",
     "KVBoostError",
+    "ModelChangedError",
     "ModelOutputError",
     "UnsupportedModelError",
     "UntrustedDocumentError",
@@ -26,6 +27,10 @@ class UntrustedDocumentError(KVBoostError, ValueError):
 
 class ContextWindowError(KVBoostError, ValueError):
     """Prompt and answer together do not fit the model's context window."""
+
+
+class ModelChangedError(KVBoostError, RuntimeError):
+    """The model's weights or adapters were changed in the middle of an answer or of adding documents."""
 
 
 class ModelOutputError(KVBoostError, RuntimeError):

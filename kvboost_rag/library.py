@@ -7,11 +7,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import cache
 
-from kvboost_rag.encode import Encoder
+from kvboost_rag.errors import ModelChangedError
 from kvboost_rag.prefix import PrefixCache
 from kvboost_rag.progress import progress_bar
 from kvboost_rag.registry import Registered, Registry
+from kvboost_rag.spaces import Space
 from kvboost_rag.store import ChunkStore
 from kvboost_rag.types import Chunk, Document
 
@@ -21,46 +23,49 @@ logger = logging.getLogger("kvboost_rag")
 
 
 class Library:
-    """Keeps registry, store and earlier prompts in step.
+    """Keeps registry, stores and earlier prompts in step.
 
     Parameters
     ----------
-    registry, store, prefixes
-        What is kept in step.
-    encoder
-        Computes KV; None registers documents without any.
+    registry, prefixes
+        What is kept in step with the stores of the spaces.
+    spaces
+        All key spaces, whose chunks go when their document goes.
     lock
         Held for every change and every forward, never between two batches.
-    check_open
-        Raises once the engine is closed; asked before each batch.
+    current
+        Key space of the model as it is now, which the registry's keys are of from then on; raises once the engine is
+        closed. Asked before and after each batch.
     """
 
     def __init__(
         self,
         registry: Registry,
-        store: ChunkStore,
         prefixes: PrefixCache,
-        encoder: Encoder | None,
+        spaces: Iterable[Space],
         lock: threading.RLock,
-        check_open: Callable[[], None],
+        current: Callable[[], Space],
     ) -> None:
         self._registry = registry
-        self._store = store
         self._prefixes = prefixes
-        self._encoder = encoder
+        self._spaces = spaces
         self._lock = lock
-        self._check_open = check_open
-        self._pinned: dict[str, list[str]] = {}
+        self._current = current
+        self._entered: Space | None = None
+        # Prefix keys of pinned documents, by document and space.
+        self._pinned: dict[str, dict[Space, list[str]]] = {}
 
     def add(self, documents: Iterable[Document], *, show_progress: bool | None) -> list[str]:
         """Add documents; see :meth:`kvboost_rag.KVBoostEngine.add_documents`."""
         start, listed = time.perf_counter(), _distinct(documents)
-        prepared = {d.id: self._prepared(d) for d in listed}
+        with self._lock:
+            space = self._current()
+        prepared = {d.id: _prepared(d, space) for d in listed}
         old: list[Registered] = []
         added: list[str] = []
         try:
             with progress_bar(len(listed), "indexing", "document", show_progress) as bar:
-                for registered in self._added(prepared):
+                for registered in self._added(prepared, space):
                     old += self._replaced(registered)
                     added.append(registered.document.id)
                     bar.update()
@@ -74,30 +79,38 @@ class Library:
             )  # fmt: skip
         return [d.id for d in listed]
 
-    def _added(self, prepared: Mapping[str, Registered]) -> Iterator[Registered]:
+    def _added(self, prepared: Mapping[str, Registered], space: Space) -> Iterator[Registered]:
         """Store KV where it is missing; yield each document, under the lock, once all of its KV is there."""
         missing = []
         wanted = {chunk.key.prefix for registered in prepared.values() for chunk in registered.chunks}
         for registered in prepared.values():
             with self._lock:
-                self._check_open()
-                if self._encoder is None or self._is_stored(registered.chunks):
+                self._check_still(space)
+                if space.reuse is None or _is_stored(registered.chunks, space.store):
                     self._make_way(registered, wanted)
                     yield registered
                 else:
                     missing.append(registered.chunks)
-        entries = self._encoder.encode(missing) if self._encoder else iter(())
+        entries = space.reuse.encoder.encode(missing) if space.reuse else iter(())
         while True:
             with self._lock:
-                self._check_open()
+                self._check_still(space)
                 batch = next(entries, None)
                 if batch is None:
                     return
+                self._check_still(space)
                 registered = prepared[batch[0].chunk.document_id]
                 self._make_way(registered, wanted)
                 for entry in batch:
-                    self._store.put(entry)
+                    space.store.put(entry)
                 yield registered
+
+    def _check_still(self, space: Space) -> None:
+        if self._current() is not space:
+            raise ModelChangedError(
+                "the model's weights or adapters changed while documents were added; finished ones stay, add all of "
+                "them again to do the rest"
+            )
 
     def _make_way(self, registered: Registered, wanted: Set[str]) -> None:
         """Drop the KV of a document's old text, which may be in the way, and let its pin follow the new one."""
@@ -108,27 +121,35 @@ class Library:
         self._drop_kv(old, wanted)
         if old.document.id in self._pinned:
             self.unpin([old.document.id])
-            self._pin(registered)
+            if self._entered is not None:
+                self._pin(registered, self._entered)
 
     def _drop_kv(self, registered: Registered, wanted: Set[str] = frozenset()) -> None:
         """Delete the chunks that no other document has and nobody wants."""
-        for chunk in registered.chunks:
-            if chunk.key.prefix not in wanted and self._registry.users(chunk.key.prefix) <= 1:
-                self._store.delete(chunk.key)
+        prefixes = [chunk.key.prefix for chunk in registered.chunks]
+        self._delete(registered.chunks, {p for p in prefixes if p not in wanted and self._registry.users(p) <= 1})
+
+    def _delete(self, chunks: Sequence[Chunk], gone: Set[str]) -> None:
+        """Delete those chunks of a document that have these prefix keys now, and what they are in other spaces."""
+        for space in self._spaces if gone else ():
+            for chunk, own in zip(chunks, space.keyed(chunks), strict=True):
+                if chunk.key.prefix in gone:
+                    space.store.delete(own.key)
 
     def restore(self, document_id: str) -> None:
         """Encode a document again of whose KV something is missing, if the store wants it."""
         with self._lock:
-            self._check_open()
+            space = self._current()
             registered = self._registry.get(document_id)
-            if self._encoder is None or registered is None:
+            if space.reuse is None or registered is None:
                 return
-            missing = [chunk for chunk in registered.chunks if chunk.key.prefix not in self._store]
-            if not missing or not self._store.wants(missing[0].key.prefix):
+            missing = [chunk for chunk in registered.chunks if chunk.key.prefix not in space.store]
+            if not missing or not space.store.wants(missing[0].key.prefix):
                 return
-            for entries in self._encoder.encode([registered.chunks]):
+            for entries in space.reuse.encoder.encode([registered.chunks]):
+                self._check_still(space)
                 for entry in entries:
-                    self._store.put(entry)
+                    space.store.put(entry)
 
     def prefixes(self, document_ids: Iterable[str]) -> list[str]:
         """Return the prefix keys of all chunks of some documents.
@@ -155,34 +176,43 @@ class Library:
     def pin(self, document_ids: Iterable[str]) -> None:
         """Keep documents from being evicted; see :meth:`kvboost_rag.KVBoostEngine.pin_documents`."""
         with self._lock:
+            space = self._current()
             for registered in self._known(document_ids):
-                if registered.document.id not in self._pinned:
-                    self._pin(registered)
+                self._pin(registered, space)
 
-    def _pin(self, registered: Registered) -> None:
-        prefixes = [chunk.key.prefix for chunk in registered.chunks]
-        self._store.pin(prefixes)
-        self._pinned[registered.document.id] = prefixes
+    def _pin(self, registered: Registered, space: Space) -> None:
+        pinned = self._pinned.setdefault(registered.document.id, {})
+        if space not in pinned:
+            pinned[space] = [chunk.key.prefix for chunk in registered.chunks]
+            space.store.pin(pinned[space])
 
     def unpin(self, document_ids: Iterable[str]) -> None:
         """Let documents be evicted again."""
         with self._lock:
             for document_id in _ids(document_ids):
-                self._store.unpin(self._pinned.pop(document_id, ()))
+                for space, prefixes in self._pinned.pop(document_id, {}).items():
+                    space.store.unpin(prefixes)
+
+    def enter(self, space: Space) -> None:
+        """Give all documents the keys of another space, and pin there what is pinned."""
+        self._entered = space
+        self._registry.rekey(space.keyed)
+        for registered in self._known(self._pinned):
+            self._pin(registered, space)
+
+    def leave_for_good(self, space: Space, memory: ChunkStore) -> None:
+        """Forget in memory what belongs to a space that does not come back."""
+        for pinned in self._pinned.values():
+            space.store.unpin(pinned.pop(space, ()))
+        space.store.detach()
+        for registered in self._registry:
+            for chunk in space.keyed(registered.chunks):
+                memory.delete(chunk.key)
 
     def _replaced(self, registered: Registered) -> list[Registered]:
         old = self._registry.get(registered.document.id)
         self._registry.put(registered)
         return [old] if old is not None and old.text != registered.text else []
-
-    def _prepared(self, document: Document) -> Registered:
-        text = document.text.strip()
-        if not text:
-            raise ValueError(f"document {document.id!r} is empty; leave it out or give it text")
-        return Registered(document, text, self._encoder.chunks(document) if self._encoder else ())
-
-    def _is_stored(self, chunks: Sequence[Chunk]) -> bool:
-        return all(chunk.key.prefix in self._store for chunk in chunks)
 
     def remove(self, document_ids: Iterable[str]) -> None:
         """Remove documents; see :meth:`kvboost_rag.KVBoostEngine.remove_documents`."""
@@ -202,16 +232,41 @@ class Library:
     def _drop_earlier_versions(self, document_ids: Iterable[str]) -> None:
         """Remove what an earlier process left on disk under these ids."""
         with self._lock:
-            for document_id in document_ids:
-                self._store.drop_document(document_id, self._registry.is_used)
+            ids = list(document_ids)
+            for space in self._spaces:
+                is_used = self._is_used_in(space)
+                for document_id in ids:
+                    space.store.drop_document(document_id, is_used)
+
+    def _is_used_in(self, space: Space) -> Callable[[str], bool]:
+        if space is self._entered:
+            return self._registry.is_used
+
+        @cache
+        def used() -> set[str]:
+            return {chunk.key.prefix for registered in self._registry for chunk in space.keyed(registered.chunks)}
+
+        return lambda prefix: prefix in used()
 
     def _forget(self, gone: Sequence[Registered]) -> None:
         with self._lock:
             self._prefixes.forget_documents([registered.document.id for registered in gone])
             for registered in gone:
-                for chunk in self._registry.unused(registered.chunks):
-                    self._store.delete(chunk.key)
+                # Adding may have been cut short by a change of the space.
+                chunks = self._entered.keyed(registered.chunks) if self._entered else registered.chunks
+                self._delete(chunks, {chunk.key.prefix for chunk in self._registry.unused(chunks)})
         self._drop_earlier_versions(registered.document.id for registered in gone)
+
+
+def _prepared(document: Document, space: Space) -> Registered:
+    text = document.text.strip()
+    if not text:
+        raise ValueError(f"document {document.id!r} is empty; leave it out or give it text")
+    return Registered(document, text, space.reuse.encoder.chunks(document) if space.reuse else ())
+
+
+def _is_stored(chunks: Sequence[Chunk], store: ChunkStore) -> bool:
+    return all(chunk.key.prefix in store for chunk in chunks)
 
 
 def _ids(document_ids: Iterable[str]) -> list[str]:

@@ -84,7 +84,22 @@ class PrefixCache:
         if max_bytes < 0:
             raise ValueError(f"max_prefix_bytes is {max_bytes}; give 0 to keep no prompt, or a number of bytes")
         self._max_bytes = max_bytes
+        self._space = ""
         self._entries: list[Prefix] = []
+        self._elsewhere: dict[str, list[Prefix]] = {}
+
+    def enter(self, space: str) -> bool:
+        """Serve and keep the prompts of another state of the model alone; whether it is new here."""
+        if space == self._space:
+            return False
+        self._elsewhere[self._space] = self._entries
+        is_new = space not in self._elsewhere
+        self._space, self._entries = space, self._elsewhere.pop(space, [])
+        return is_new
+
+    def drop(self, space: str) -> None:
+        """Forget the prompts of a state of the model that is not the one entered last."""
+        self._elsewhere.pop(space, None)
 
     def match(self, token_ids: TokenIds, repair: str) -> PrefixHit | None:
         """Find the entry that shares the most leading tokens.
@@ -112,22 +127,32 @@ class PrefixCache:
         self._entries = [e for e in self._entries if e.pinned or not _extends(prefix, e)]
         self._entries.append(prefix)
         while self.nbytes > self._max_bytes:
-            self._entries.remove(next(e for e in self._entries if not e.pinned))
+            self._evict()
         return True
+
+    def _evict(self) -> None:
+        """Drop the prompt that was used longest ago, of other states of the model first."""
+        held = next(kept for kept in self._all() if any(not e.pinned for e in kept))
+        held.remove(next(e for e in held if not e.pinned))
+
+    def _all(self) -> list[list[Prefix]]:
+        return [*self._elsewhere.values(), self._entries]
 
     def forget_documents(self, document_ids: Sequence[str]) -> None:
         """Drop every prompt that holds one of these documents."""
         gone = set(document_ids)
-        self._entries = [e for e in self._entries if not any(s.document_id in gone for s in e.spans)]
+        for entries in self._all():
+            entries[:] = [e for e in entries if not any(s.document_id in gone for s in e.spans)]
 
     def clear(self) -> None:
         """Drop everything."""
+        self._elsewhere.clear()
         self._entries.clear()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all entries that are not pinned."""
-        return sum(entry.nbytes for entry in self._entries if not entry.pinned)
+        return sum(entry.nbytes for entries in self._all() for entry in entries if not entry.pinned)
 
 
 def common_prefix(one: TokenIds, other: TokenIds) -> int:

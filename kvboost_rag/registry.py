@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from kvboost_rag.locate import Locator
 from kvboost_rag.types import Chunk, Document, Match
@@ -68,6 +68,12 @@ class Registry:
                 self._locator.remove(handle)
             self._users.subtract(chunk.key.prefix for chunk in registered.chunks)
         return registered
+
+    def rekey(self, keyed: Callable[[Sequence[Chunk]], tuple[Chunk, ...]]) -> None:
+        """Give the chunks of every document other keys; ``keyed`` takes and returns those of one document."""
+        for document_id, registered in self._documents.items():
+            self._documents[document_id] = replace(registered, chunks=keyed(registered.chunks))
+        self._users = Counter(chunk.key.prefix for held in self._documents.values() for chunk in held.chunks)
 
     def get(self, document_id: str) -> Registered | None:
         """Return a document by its id."""

@@ -18,7 +18,7 @@ class ReusingAnswer:
     Parameters
     ----------
     runner, cache
-        The model and the prompt's KV.
+        The model, as it was when the prompt was computed, and the prompt's KV.
     logits
         ``[vocabulary]`` float32 of the prompt's last token.
     spans
@@ -42,15 +42,15 @@ class ReusingAnswer:
         self.logits = logits
         self.spans = spans
         self.cache = cache
-        self._runner = runner
+        self.runner = runner
         self._ids = token_ids.tolist()
 
     def step(self, token_id: int) -> Tensor:
         """Run one token; return the next one's logits, ``[vocabulary]`` float32."""
         self._ids.append(token_id)
         length = len(self._ids)
-        ids = torch.tensor([token_id, length - 1], device=self._runner.device)
-        return self._runner.forward(ids[:1], ids[1:], self.cache, length)
+        ids = torch.tensor([token_id, length - 1], device=self.runner.device)
+        return self.runner.forward(ids[:1], ids[1:], self.cache, length)
 
     def score(self, token_ids: TokenIds) -> Tensor:
         """Run given tokens; return the logits before each of them, ``[tokens, vocabulary]`` float32."""
@@ -59,9 +59,9 @@ class ReusingAnswer:
         if not len(inputs):
             return self.logits[None]
         self._ids += inputs.tolist()
-        ids = torch.from_numpy(inputs).to(self._runner.device)
+        ids = torch.from_numpy(inputs).to(self.runner.device)
         positions = torch.arange(start, start + len(inputs), device=ids.device)
-        return torch.cat([self.logits[None], self._runner.score(ids, positions, self.cache, len(self._ids))])
+        return torch.cat([self.logits[None], self.runner.score(ids, positions, self.cache, len(self._ids))])
 
     def rewind(self) -> None:
         """Forget the answer; its slots are written anew."""

@@ -291,4 +291,6 @@ def test_a_reader_that_leaves_is_no_error(tmp_path):
     errors = process.stderr.read()
     process.stderr.close()
     assert process.wait(timeout=120) == 0
-    assert errors == b""
+    # Other packages may have something to say when they are imported.
+    assert b"Traceback" not in errors
+    assert b"Broken" not in errors

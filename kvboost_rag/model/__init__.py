@@ -1,5 +1,6 @@
 """The only package that touches transformers' model internals."""
 
+from kvboost_rag.model.adapters import unwrapped
 from kvboost_rag.model.architecture import Architecture
 from kvboost_rag.model.cache import KVCache
 from kvboost_rag.model.fingerprint import fingerprint
@@ -7,8 +8,10 @@ from kvboost_rag.model.locking import model_lock
 from kvboost_rag.model.plain import PlainSession
 from kvboost_rag.model.rotation import Rotation, Tables
 from kvboost_rag.model.runner import ModelRunner
+from kvboost_rag.model.spare import SpareMemory
 from kvboost_rag.model.steering import Chooser, Probe
-from kvboost_rag.model.support import check_support
+from kvboost_rag.model.support import check_build, check_support
+from kvboost_rag.model.watch import WeightsState, WeightsWatch
 
 __all__ = [
     "Architecture",
@@ -18,8 +21,13 @@ __all__ = [
     "PlainSession",
     "Probe",
     "Rotation",
+    "SpareMemory",
     "Tables",
+    "WeightsState",
+    "WeightsWatch",
+    "check_build",
     "check_support",
     "fingerprint",
     "model_lock",
+    "unwrapped",
 ]

@@ -17,9 +17,9 @@ __all__ = ["Architecture", "refuse"]
 REMEDY = "Use a decoder with rotary position embedding, or run this model with reuse='off'."
 
 
-def refuse(model: PreTrainedModel, why: str) -> UnsupportedModelError:
+def refuse(model: PreTrainedModel, why: str, remedy: str = REMEDY) -> UnsupportedModelError:
     """Make the error that names the model, the cause and the remedy."""
-    return UnsupportedModelError(f"{type(model).__name__} can not reuse KV: {why}. {REMEDY}")
+    return UnsupportedModelError(f"{type(model).__name__} can not reuse KV: {why}. {remedy}")
 
 
 @dataclass(frozen=True, eq=False)

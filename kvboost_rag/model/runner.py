@@ -164,8 +164,10 @@ class ModelRunner:
     @torch.inference_mode()
     def plain_logits(self, token_ids: Tensor) -> Tensor:
         """Logits ``[vocabulary]`` of the last of ``[tokens]``, from the model run by itself."""
+        known = inspect.signature(self.model.forward).parameters
+        last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
         with model_lock(self.model):
-            logits: Tensor = self.model(input_ids=token_ids[None], use_cache=False).logits
+            logits: Tensor = self.model(input_ids=token_ids[None], use_cache=False, **last_only).logits
         return logits[0, -1].float()
 
     @torch.inference_mode()

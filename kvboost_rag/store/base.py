@@ -119,6 +119,9 @@ class ChunkStore(ABC):
         """Bytes of files, for a store that has some."""
         return 0
 
+    def detach(self) -> None:  # noqa: B027 - most stores have nothing behind them
+        """Close what is behind a memory tier that other stores share, and leave that tier as it is."""
+
     def close(self) -> None:  # noqa: B027 - most stores hold nothing open
         """Release what the store holds open."""
 

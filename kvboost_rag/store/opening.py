@@ -71,24 +71,31 @@ class StoreOptions:
         return MemoryStore(self._bytes("max_memory_bytes"), eviction=self.eviction, usage=usage)
 
     def store(
-        self, usage: UsageLedger, identity: str, shape: tuple[int, int, int], dtype: torch.dtype
+        self,
+        memory: MemoryStore,
+        usage: UsageLedger,
+        identity: str,
+        shape: tuple[int, int, int],
+        dtype: torch.dtype,
     ) -> ChunkStore:
-        """Make the memory tier, with the folder behind it if there is one.
+        """Put the folder behind the memory tier, if there is one.
 
         Parameters
         ----------
+        memory
+            As :meth:`memory` made it; several stores may share it.
         usage
             Shared by the tiers.
         identity, shape, dtype
             As for :class:`kvboost_rag.store.DiskStore`.
         """
         if self.folder is None:
-            return self.memory(usage)
+            return memory
         disk = DiskStore(
             self.folder, identity, shape, dtype,
             max_bytes=self._bytes("max_disk_bytes"), read_only=self.read_only, usage=usage, owner=self.owner,
         )  # fmt: skip
-        return TieredStore(self.memory(usage), disk)
+        return TieredStore(memory, disk)
 
     def _bytes(self, name: str) -> int | None:
         size = getattr(self, name)

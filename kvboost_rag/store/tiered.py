@@ -225,12 +225,16 @@ class TieredStore(ChunkStore):
         self._fast.flush()
         self._slow.flush()
 
-    def close(self) -> None:
-        """Write what is still to be written, and close both."""
+    def detach(self) -> None:
+        """Write what is still to be written, and close the slow store alone."""
         self._reader.shutdown(cancel_futures=True)
         self._writer.shutdown()
-        self._fast.close()
         self._slow.close()
+
+    def close(self) -> None:
+        """Write what is still to be written, and close both."""
+        self.detach()
+        self._fast.close()
 
 
 def _handed(worker: ThreadPoolExecutor, task: Callable[..., None], *arguments: Any) -> Future[None] | None:
