@@ -53,7 +53,7 @@ def convert_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTr
     ImportError
         ``gguf`` or ``accelerate`` is not installed.
     ValueError
-        The file is damaged, or of an architecture that transformers can not convert.
+        The file is damaged, lacks weights, or is of an architecture that transformers can not convert.
 
     Notes
     -----
@@ -63,14 +63,22 @@ def convert_gguf(path: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTr
     _check_extras()
     try:
         tokenizer = _tokenizer(path)
-        model = AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=dtype, local_files_only=True, **_dequantize()
-        )
+        auto: Any = AutoModelForCausalLM
+        model, info = auto.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=dtype, local_files_only=True, output_loading_info=True,
+            **_dequantize(),
+        )  # fmt: skip
     except _READ_ERRORS as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(
             f"{path} can not be converted ({reason}); if the file is damaged, fetch it again, else pass another model"
         ) from error
+    # transformers fills weights that a file lacks with random numbers, and only logs it.
+    if absent := sorted(info["missing_keys"]):
+        raise ValueError(
+            f"{path} can not be converted (it lacks {len(absent)} weights of its model, {absent[0]} among them); "
+            "if the file is damaged, fetch it again, else pass another model"
+        )
     tokenizer.model_max_length = model.config.max_position_embeddings
     return model, tokenizer
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from tqdm.auto import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, modeling_gguf_pytorch_utils
 
-from kvboost_rag import converted, gguf_convert, loading
+from kvboost_rag import Document, KVBoostEngine, converted, gguf_convert, loading
 from kvboost_rag.loading import load_model
 
 
@@ -37,12 +37,14 @@ def build_folder(folder: Path, dtype: torch.dtype = torch.float32) -> LlamaForCa
     return model
 
 
-def build_gguf(path: Path, seed: int = 0, pre: str = "smollm") -> Path:
-    """Write a Llama of one layer with a byte-level tokenizer."""
+def build_gguf(
+    path: Path, seed: int = 0, pre: str = "smollm", architecture: str = "llama", weights: str = "F32"
+) -> Path:
+    """Write a model of one layer with a byte-level tokenizer."""
     rng = np.random.default_rng(seed)
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *pre_tokenizers.ByteLevel.alphabet(), "ĊĊ"]
     width, inner = 32, 64
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(1)
     writer.add_context_length(128)
     writer.add_embedding_length(width)
@@ -67,8 +69,14 @@ def build_gguf(path: Path, seed: int = 0, pre: str = "smollm") -> Path:
         "blk.0.attn_v": (width // 2, width), "blk.0.attn_output": (width, width), "blk.0.ffn_gate": (inner, width),
         "blk.0.ffn_up": (inner, width), "blk.0.ffn_down": (width, inner),
     }  # fmt: skip
+    kind = gguf.GGMLQuantizationType[weights]
     for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", rng.standard_normal(shape, dtype=np.float32))
+        tensor = rng.standard_normal(shape, dtype=np.float32)
+        packed = tensor if len(shape) == 1 else gguf.quants.quantize(tensor, kind)
+        writer.add_tensor(f"{name}.weight", packed, raw_dtype=kind if packed.dtype == np.uint8 else None)
+    if architecture == "qwen2":
+        for name, rows in (("q", width), ("k", width // 2), ("v", width // 2)):
+            writer.add_tensor(f"blk.0.attn_{name}.bias", rng.standard_normal(rows, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -228,6 +236,29 @@ def test_integer_dtype(folder):
 
 
 # GGUF files and their converted copies
+
+
+@pytest.mark.parametrize("weights", ["F16", "BF16", "Q8_0", "Q5_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_gguf_weights_of_any_kind_are_dequantised(tmp_path, cache, architecture, weights):
+    path = build_gguf(tmp_path / "tiny.gguf", architecture=architecture, weights=weights)
+    model, tokenizer = load_model(path, cache_dir=cache)
+    written = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["blk.0.ffn_up.weight"]
+    expected = torch.from_numpy(gguf.quants.dequantize(written.data, written.tensor_type))
+    assert torch.equal(model.model.layers[0].mlp.up_proj.weight, expected)
+    with KVBoostEngine(model, tokenizer) as engine:
+        engine.add_documents([Document("a", "The zebra ran over the plain."), Document("b", "It rained all day.")])
+        asked = {"documents": ["b", "a"]}
+        got = engine.score("What?", (5, 6), repair="random:1", **asked)
+        assert (got.logits - engine.score("What?", (5, 6), reuse=False, **asked).logits).abs().max() < 1e-3
+        assert engine.score("What?", (5, 6), repair="none", **asked).report.reused_share > 0.5
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "nobody"])
+def test_gguf_of_an_architecture_that_can_not_be_read_is_named(tmp_path, cache, architecture):
+    path = build_gguf(tmp_path / "tiny.gguf", architecture=architecture)
+    with pytest.raises(ValueError, match=r"tiny\.gguf can not be converted \(.*pass another model"):
+        load_model(path, cache_dir=cache)
 
 
 def test_gguf_is_converted_once(gguf_file, cache, no_conversion, caplog):
