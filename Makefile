@@ -10,8 +10,9 @@ WORKERS ?= 2
 PYTEST = python -m pytest -n $(WORKERS) --dist loadfile
 MINIMAL := $(VENV)-minimal
 LOWEST := $(VENV)-lowest
+TORCHAO := $(VENV)-torchao
 
-.PHONY: demo test test-minimal test-lowest lint bench soak fuzz notebooks lab clean
+.PHONY: demo test test-minimal test-lowest test-torchao lint bench soak fuzz notebooks lab clean
 
 demo: $(READY)
 	$(BIN)/kvboost-rag demo
@@ -22,6 +23,10 @@ test: $(READY)
 # Without any extra: every module imports, an answer is given, and what is missing is named.
 test-minimal: $(MINIMAL)/.ready
 	$(MINIMAL)/bin/python tests/minimal.py
+
+# Quantised weights. torchao is loaded wherever transformers finds it and writes to stderr, so it has a place of its own.
+test-torchao: $(TORCHAO)/.ready
+	OMP_NUM_THREADS=2 $(TORCHAO)/bin/python -m pytest tests/test_weights.py -k torchao
 
 # With the oldest versions that pyproject.toml allows. An old torch brings CUDA along: six gigabytes.
 test-lowest: $(LOWEST)/.ready
@@ -79,5 +84,13 @@ $(LOWEST)/.ready: pyproject.toml
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --editable ".[test]"
 	touch $@
 
+# All packages of the other environment, and torchao.
+$(TORCHAO)/.ready: $(READY)
+	$(PYTHON) -m venv $(TORCHAO)
+	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+		> $$($(TORCHAO)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/others.pth
+	$(TORCHAO)/bin/python -m pip install --quiet --no-deps "torchao>=0.18"
+	touch $@
+
 clean:
-	rm -rf $(VENV) $(MINIMAL) $(LOWEST) bench-results
+	rm -rf $(VENV) $(MINIMAL) $(LOWEST) $(TORCHAO) bench-results

@@ -17,7 +17,7 @@ from kvboost_rag.model.tensors import quantises_activations
 
 __all__ = ["check_build", "check_support"]
 
-_TOKENS = 16
+_TOKENS = 24
 # What takes block masks or lengths where a mask is expected; on a CPU, flex_attention ends the process.
 _MASKLESS = ("flash", "flex", "paged")
 _OFFSET = 37
