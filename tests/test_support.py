@@ -31,7 +31,7 @@ REFUSED = {
     "bloom": (BloomConfig(vocab_size=264, hidden_size=32, n_layer=2, n_head=4, eos_token_id=257), "position_ids"),
     "mamba": (MambaConfig(**SMALL, state_size=4), "position_ids"),
     "mpt": (MptConfig(vocab_size=264, d_model=32, n_layers=2, n_heads=4, eos_token_id=257), "position_ids"),
-    "gpt-j": (GPTJConfig(vocab_size=264, n_embd=64, n_layer=2, n_head=4, rotary_dim=8, eos_token_id=257), "rotation"),
+    "gpt-j": (GPTJConfig(vocab_size=264, n_embd=64, n_layer=2, n_head=4, rotary_dim=8, eos_token_id=257), "rota"),
     "falcon": (FalconConfig(**SMALL, num_attention_heads=4, alibi=False), "prepared cache"),
     "qwen3-next": (
         Qwen3NextConfig(
