@@ -135,16 +135,11 @@ class KVBoostEngine(DocumentMethods):
         trusted_only: bool = False,
         secret: str | bytes | None = None,
     ) -> None:
-        if reuse not in ("on", "off"):
-            raise ValueError(f"reuse is 'on' or 'off', not {reuse!r}")
         self.kv_format = KVFormat(kv_dtype, sink_tokens)
         quantised = None if kv_dtype == "native" else kv_dtype
-        for_reuse = (repair, quality, policy, cache_dir, context_documents or None, quantised, max_memory_bytes, secret)
-        if reuse == "off" and any(option is not None for option in for_reuse):
-            raise ValueError(
-                "repair, quality, policy, cache_dir, context_documents, max_memory_bytes, kv_dtype and secret have no "
-                "use with reuse='off'; leave them out"
-            )
+        _check_reuse(
+            reuse, repair, quality, policy, cache_dir, context_documents or None, quantised, max_memory_bytes, secret
+        )
         if trusted_only and cache_dir is not None and secret is None:
             raise ValueError(
                 "trusted_only needs a secret for cache_dir, or whoever can write there could change documents' KV; "
@@ -604,6 +599,16 @@ class KVBoostEngine(DocumentMethods):
     ) -> None:
         """Close the engine."""
         self.close()
+
+
+def _check_reuse(reuse: str, *for_reuse: object) -> None:
+    if reuse not in ("on", "off"):
+        raise ValueError(f"reuse is 'on' or 'off', not {reuse!r}")
+    if reuse == "off" and any(option is not None for option in for_reuse):
+        raise ValueError(
+            "repair, quality, policy, cache_dir, context_documents, max_memory_bytes, kv_dtype and secret have no "
+            "use with reuse='off'; leave them out"
+        )
 
 
 def _listed(documents: Sequence[Document | str] | None) -> Sequence[Document | str]:

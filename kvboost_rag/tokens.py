@@ -32,7 +32,7 @@ class Tokens:
         self.tokenizer = copy.deepcopy(tokenizer)
         self._inside = without_dummy_prefix(self.tokenizer)
         self._splitting = copy.deepcopy(self._inside)
-        self._added = added_tokens(tokenizer)
+        self._added = None if self._inside is self.tokenizer else added_tokens(tokenizer)
         self._lock = threading.Lock()
         self._start = self._leading_special_ids()
         self._forgery = Forgery(tokenizer)

@@ -291,3 +291,17 @@ def test_bench_compares_with_the_prompt_tokenised_as_one_text():
         first = {name: make_method(name, engine, 0).first_token(question) for name in ("full", "joint")}
     whole = tokenizer("The meeting is\n\nLunch is served\nWhere? When?").input_ids
     assert first["joint"].prompt_tokens == len(whole) < first["full"].prompt_tokens
+
+
+@pytest.mark.real
+def test_the_small_model_reads_nothing_but_the_separator_otherwise_in_one_text(smollm2):
+    _, tokenizer = smollm2
+    tokens = Tokens(tokenizer)
+    texts = [TEXTS["english"], TEXTS["chinese"], TEXTS["arabic"]]
+    parts = [tokens.template("Documents:\n\n", first=True)]
+    for text in texts:
+        parts += [tokens.document(text), tokens.template("\n\n")]
+    pieces = tokenizer.convert_ids_to_tokens([int(i) for part in parts[:-1] for i in part])
+    joint = tokenizer.convert_ids_to_tokens(tokenizer("Documents:\n\n" + "\n\n".join(texts)).input_ids)
+    assert pieces != joint
+    assert [t for token in pieces for t in (["Ċ", "Ċ"] if token == "ĊĊ" else [token])] == joint
