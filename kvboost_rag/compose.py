@@ -58,7 +58,7 @@ class Composer:
         for segment in segments:
             for part in self._parts(segment):
                 if isinstance(part, Piece):
-                    pieces += [self._between(text), part]
+                    pieces += [self._between(text, goes_on=True), part]
                     text = _Text()
                 else:
                     text.add(segment, *part)
@@ -70,8 +70,8 @@ class Composer:
             return [self._given(segment.document)]
         return self._found(segment.text) if segment.searchable else [(0, len(segment.text))]
 
-    def _between(self, text: _Text) -> Piece:
-        return Piece(self._tokens.template(text.text, text.cuts, first=text.first))
+    def _between(self, text: _Text, *, goes_on: bool = False) -> Piece:
+        return Piece(self._tokens.template(text.text, text.cuts, first=text.first, goes_on=goes_on))
 
     def _given(self, document: Document) -> Piece:
         """Make the piece of a document that the caller handed over apart."""

@@ -47,7 +47,7 @@ def context_ids(renderer: Renderer, tokens: Tokens, contexts: Sequence[str]) -> 
         ids = []
     else:
         ids = [] if renderer.uses_template else [tokens.start(head)]
-        ids.append(tokens.template(head, first=True))
+        ids.append(tokens.template(head, first=True, goes_on=True))
     for text in contexts:
-        ids += [tokens.document(text.strip()), tokens.template(renderer.separator)]
+        ids += [tokens.document(text.strip()), tokens.template(renderer.separator, goes_on=True)]
     return np.concatenate(ids) if ids else np.empty(0, dtype=np.int64)

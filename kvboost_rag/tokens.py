@@ -16,6 +16,9 @@ from kvboost_rag.types import TokenIds
 
 __all__ = ["Tokens"]
 
+_WORD = "x"
+"""Stands for whatever a document begins with."""
+
 
 class Tokens:
     """A tokenizer with the two ways in which prompts are read.
@@ -35,9 +38,12 @@ class Tokens:
         self._added = None if self._inside is self.tokenizer else added_tokens(tokenizer)
         self._lock = threading.Lock()
         self._start = self._leading_special_ids()
+        self._word = self._continued(_WORD)
         self._forgery = Forgery(tokenizer)
 
-    def template(self, text: str, cuts: Sequence[int] = (), *, first: bool = False) -> TokenIds:
+    def template(
+        self, text: str, cuts: Sequence[int] = (), *, first: bool = False, goes_on: bool = False
+    ) -> TokenIds:
         """Tokenise text of the prompt itself, in which special tokens keep their meaning where it is not cut.
 
         Parameters
@@ -49,10 +55,23 @@ class Tokens:
         first
             Whether the prompt begins with it. Later text has no space put before it by the tokenizer, except behind
             special tokens, as it would be in one long text.
+        goes_on
+            Whether a document follows: line breaks are read otherwise before a word than at the end of a text.
         """
-        beginning, *others = parts_of(text, cuts)
-        start = self._read(self.tokenizer, beginning).ids if first else self._continued(beginning)
-        return np.concatenate([start, *map(self._continued, others)])
+        *others, last = parts_of(text, cuts)
+        read = [self._part(part, first=first and not i) for i, part in enumerate(others)]
+        end = self._before_word if goes_on else self._part
+        return np.concatenate([*read, end(last, first=first and not others)])
+
+    def _part(self, text: str, *, first: bool) -> TokenIds:
+        return self._read(self.tokenizer, text).ids if first else self._continued(text)
+
+    def _before_word(self, text: str, *, first: bool) -> TokenIds:
+        """Tokenise text as it is read before a word, unless its end would share a token with the word."""
+        longer, rest = self._part(text + _WORD, first=first), len(self._word)
+        if text and np.array_equal(longer[-rest:], self._word):
+            return longer[:-rest]
+        return self._part(text, first=first)
 
     def _continued(self, text: str) -> TokenIds:
         """Tokenise text that stands behind other text."""
