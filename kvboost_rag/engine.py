@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -420,6 +420,7 @@ class KVBoostEngine(DocumentMethods):
         reuse: bool = True,
         template_options: Mapping[str, Any] | None = None,
         greedy: bool = False,
+        enough: Callable[[Sequence[int]], bool] | None = None,
     ) -> Scored:
         """Compute the logits of a given answer (teacher-forced), to compare repair methods.
 
@@ -431,6 +432,8 @@ class KVBoostEngine(DocumentMethods):
             Token ids of the answer, at least one.
         greedy
             Also answer freely, over the same prefill: the likeliest token every time, through any end of text.
+        enough
+            Tells of the free answer so far, once it differs from the given one, whether it may end early.
         """
         self._check_open()
         ids = np.asarray(continuation)
@@ -445,7 +448,7 @@ class KVBoostEngine(DocumentMethods):
         ttft = request.clock.elapsed()
         with self._lock:
             logits = session.score(ids)
-            own = greedy_answer(session, ids, logits) if greedy else None
+            own = greedy_answer(session, ids, logits, enough or _never) if greedy else None
         return Scored(logits, request.report(session, ttft), own)
 
     def deviation(
@@ -609,6 +612,10 @@ def _check_reuse(reuse: str, *for_reuse: object) -> None:
             "repair, quality, policy, cache_dir, context_documents, max_memory_bytes, kv_dtype and secret have no "
             "use with reuse='off'; leave them out"
         )
+
+
+def _never(token_ids: Sequence[int]) -> bool:
+    return False
 
 
 def _listed(documents: Sequence[Document | str] | None) -> Sequence[Document | str]:

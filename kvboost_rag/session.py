@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -118,8 +120,13 @@ class PlainAnswer:
         self._session.forward(self._prompt)
 
 
-def greedy_answer(session: ReusingAnswer | PlainAnswer, token_ids: TokenIds, logits: Tensor) -> tuple[int, ...]:
-    """Answer greedily, with as many tokens as a given answer that has just been scored.
+def greedy_answer(
+    session: ReusingAnswer | PlainAnswer,
+    token_ids: TokenIds,
+    logits: Tensor,
+    enough: Callable[[Sequence[int]], bool],
+) -> tuple[int, ...]:
+    """Answer greedily, with as many tokens as a given answer that has just been scored, or until it is enough.
 
     Parameters
     ----------
@@ -129,6 +136,8 @@ def greedy_answer(session: ReusingAnswer | PlainAnswer, token_ids: TokenIds, log
         ``[tokens]`` int64, the given answer.
     logits
         ``[tokens, vocabulary]``, as :meth:`ReusingAnswer.score` returned them.
+    enough
+        Tells of the answer so far whether it may end; not asked while it is the given one.
     """
     best = logits.argmax(dim=-1).tolist()
     given = token_ids.tolist()
@@ -137,10 +146,14 @@ def greedy_answer(session: ReusingAnswer | PlainAnswer, token_ids: TokenIds, log
     # Up to the first difference, the own answer is the given one.
     same = next(i for i, (a, b) in enumerate(zip(best, given, strict=True)) if a != b)
     own = best[: same + 1]
+    if enough(own):
+        return tuple(own)
     session.rewind()
     row = session.score(np.array([*own, 0], dtype=np.int64))[-1]
     while len(own) < len(given):
         own.append(int(row.argmax()))
+        if enough(own):
+            break
         if len(own) < len(given):
             row = session.step(own[-1])
     return tuple(own)

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from tiny import FAMILIES, tiny_model, tiny_tokenizer
@@ -14,6 +15,7 @@ from transformers import GenerationConfig
 from kvboost_rag import KVBoostEngine, SpanKind
 from kvboost_rag.answering import Clock
 from kvboost_rag.bench import BenchOptions, add_arguments, format_table, options_from, run_bench
+from kvboost_rag.bench.bootstrap import paired_difference
 from kvboost_rag.bench.data import fitted, read_samples
 from kvboost_rag.bench.measure import Meter
 from kvboost_rag.bench.methods import ANSWER_TOKENS, Answered, FirstToken, Method, Question, make_method, token_ids
@@ -273,9 +275,26 @@ def test_scoring_answers_freely_over_the_same_prefill(engine, tmp_path, reuse):
     for given in (own, (*own[:3], 5, 6, 7, 8, 9), (0,) * 8, own[:1]):
         scored = engine.score(question.text, given, documents=question.documents, reuse=reuse, greedy=True)
         assert scored.greedy == own[: len(given)]
+        asked = {"documents": question.documents, "reuse": reuse, "greedy": True}
+        short = engine.score(question.text, given, **asked, enough=lambda ids: len(ids) > 4).greedy
+        assert short == (given if given == own[: len(given)] else own[: max(5, _common(given, own) + 1)])
         alone = engine.score(question.text, given, documents=question.documents, reuse=reuse)
         assert alone.greedy is None
         assert (scored.logits - alone.logits).abs().max() < 1e-5
+
+
+def _common(a, b):
+    return next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
+
+
+def test_a_free_answer_ends_with_its_first_line(engine, tmp_path):
+    """What is read of it is the same as of the whole answer."""
+    (question,) = questions(engine, row(), tmp_path=tmp_path)
+    tokenizer = engine.tokenizer
+    method = make_method("none", engine, 0)
+    ids = tokenizer("\n one two\n three", add_special_tokens=False).input_ids
+    ends = [n for n in range(len(ids) + 1) if method._has_a_line(ids[:n])]
+    assert ends and answer_text(ids[: ends[0]], tokenizer, ()) == answer_text(ids, tokenizer, ()) == "one two"
 
 
 def test_ttft_ends_before_the_answer_is_scored(engine, tmp_path, monkeypatch):
@@ -629,6 +648,20 @@ def test_summary():
     assert summary["recomputed_share"] == 5.0
     assert (summary["f1"], summary["f1_when_full_right"]) == (4.0, 6.0)
     assert (summary["accuracy"], summary["accuracy_when_full_right"]) == (0.5, 1.0)
+    mean, lower, upper = summary["f1_difference"]
+    assert mean == 3.5 and 1.0 <= lower < mean < upper <= 10.0
+    assert result["summary"]["full"]["f1_difference"] == [0.0, 0.0, 0.0]
+
+
+def test_the_bootstrap_interval_is_that_of_the_mean():
+    """Of many normal differences, it is 1.96 standard errors to both sides."""
+    rng = np.random.default_rng(1)
+    reference, differences = rng.normal(size=400), rng.normal(0.3, 1.0, size=400)
+    mean, lower, upper = paired_difference(reference + differences, reference)
+    error = 1.96 * differences.std() / 20
+    assert mean == pytest.approx(differences.mean())
+    assert (mean - lower, upper - mean) == (pytest.approx(error, rel=0.06), pytest.approx(error, rel=0.06))
+    assert paired_difference(reference + differences, reference) == (mean, lower, upper)
 
 
 # Options

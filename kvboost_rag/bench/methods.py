@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,7 +62,7 @@ class Answered:
     Parameters
     ----------
     token_ids
-        Greedy, through any end of text.
+        Greedy, through any end of text; shorter where more than the first line would be no use.
     logits
         ``[tokens, vocabulary]`` float32, teacher-forced over the reference's tokens.
     first
@@ -126,10 +127,12 @@ class _Plain(Method):
 
     def answer(self, question: Question, reference: tuple[int, ...] | None) -> Answered:
         prompt, first = self._prefill(question)
-        chosen, logits = prompt.greedy(ANSWER_TOKENS)
-        if reference not in (None, chosen):
-            logits = self._prefill(question)[0].score(reference)
-        return Answered(chosen, logits, first)
+        if reference is None:
+            return Answered(*prompt.greedy(ANSWER_TOKENS), first)
+        logits = prompt.score(reference)
+        if tuple(logits.argmax(dim=-1).tolist()) == reference:
+            return Answered(reference, logits, first)
+        return Answered(self._prefill(question)[0].greedy(ANSWER_TOKENS)[0], logits, first)
 
     def _prefill(self, question: Question) -> tuple[PlainAnswer, FirstToken]:
         start = time.perf_counter()
@@ -185,8 +188,13 @@ class _Repaired(Method):
 
     def _score(self, question: Question, tokens: tuple[int, ...], *, greedy: bool) -> Scored:
         return self._engine.score(
-            question.text, tokens, documents=question.documents, repair=self._repair, greedy=greedy
-        )
+            question.text, tokens, documents=question.documents, repair=self._repair, greedy=greedy,
+            enough=self._has_a_line,
+        )  # fmt: skip
+
+    def _has_a_line(self, token_ids: Sequence[int]) -> bool:
+        """Whether an answer is complete, of which nothing but the first line is read."""
+        return "\n" in str(self._engine.tokenizer.decode(list(token_ids), skip_special_tokens=True)).lstrip()
 
 
 def _first(report: Report) -> FirstToken:

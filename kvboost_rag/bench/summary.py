@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from kvboost_rag.bench.bootstrap import paired_difference
+
 __all__ = ["format_table", "summarise"]
 
 _COLUMNS = (
@@ -22,6 +24,7 @@ _COLUMNS = (
     ("same 32", "exact32", "{:.3f}"),
     ("F1", "f1", "{:.3f}"),
     ("EM", "em", "{:.3f}"),
+    ("F1 - full's, 95 %", "f1_difference", "{0[0]:+.3f} ({0[1]:+.3f} to {0[2]:+.3f})"),
     ("F1*", "f1_when_full_right", "{:.3f}"),
     ("accuracy", "accuracy", "{:.3f}"),
 )
@@ -43,13 +46,16 @@ def summarise(records: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> d
         ``summary``: for each method n, the median of ttft_ratio and ttft_ms, the mean of recomputed_share,
         reused_share, kl, top1, exact32, f1, em and accuracy, and kl_median, kl_p95 and kl_max over the samples' means;
         f1, em and accuracy once more over the samples that full prefill gets right. A mean of nothing is None.
+        f1_difference and em_difference: mean, lower and upper end of the difference to full prefill, see
+        :func:`kvboost_rag.bench.bootstrap.paired_difference`; None where a sample has no such figure.
         ``full_failures``: how many samples full prefill gets wrong (F1 of 0, or another letter).
         ``ingest``: documents, tokens and seconds, over all samples.
     """
+    full = _of(records, "full")
     right = [record for record in records if not _failed(record["methods"]["full"])]
     ingest = {key: sum(r["ingest"][key] for r in records) for key in ("documents", "tokens", "seconds")}
     return {
-        "summary": {name: _summary(_of(records, name), _of(right, name)) for name in methods},
+        "summary": {name: _summary(_of(records, name), _of(right, name), full) for name in methods},
         "full_failures": len(records) - len(right),
         "ingest": ingest,
     }
@@ -63,14 +69,24 @@ def _failed(full: Mapping[str, Any]) -> bool:
     return not (full["f1"] if full["accuracy"] is None else full["accuracy"])
 
 
-def _summary(rows: Sequence[Mapping[str, Any]], right: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _summary(
+    rows: Sequence[Mapping[str, Any]], right: Sequence[Mapping[str, Any]], full: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     kl = np.array([row["kl"] for row in rows])
     out: dict[str, Any] = {"n": len(rows)}
     out |= {key: float(np.median([row[key] for row in rows])) for key in ("ttft_ratio", "ttft_ms")}
     out |= {key: _mean(rows, key) for key in ("recomputed_share", "reused_share", "kl")}
     out |= {"kl_median": float(np.median(kl)), "kl_p95": float(np.percentile(kl, 95)), "kl_max": float(kl.max())}
     out |= {key: _mean(rows, key) for key in ("top1", "exact32", "f1", "em", "accuracy")}
+    out |= {f"{key}_difference": _difference(rows, full, key) for key in ("f1", "em")}
     return out | {f"{key}_when_full_right": _mean(right, key) for key in ("f1", "em", "accuracy")}
+
+
+def _difference(
+    rows: Sequence[Mapping[str, Any]], full: Sequence[Mapping[str, Any]], key: str
+) -> list[float] | None:
+    values, reference = ([row[key] for row in side] for side in (rows, full))
+    return None if None in values or None in reference else list(paired_difference(values, reference))
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
