@@ -12,7 +12,7 @@ MINIMAL := $(VENV)-minimal
 LOWEST := $(VENV)-lowest
 TORCHAO := $(VENV)-torchao
 
-.PHONY: demo test test-minimal test-lowest test-torchao lint bench soak fuzz notebooks lab clean
+.PHONY: demo test test-minimal test-lowest set-up-lowest test-torchao lint bench soak fuzz notebooks lab clean
 
 demo: $(READY)
 	$(BIN)/kvboost-rag demo
@@ -29,7 +29,9 @@ test-torchao: $(TORCHAO)/.ready
 	OMP_NUM_THREADS=2 $(TORCHAO)/bin/python -m pytest tests/test_weights.py -k "quantised or no_tensors"
 
 # With the oldest versions that pyproject.toml allows. An old torch brings CUDA along: six gigabytes.
-test-lowest: $(LOWEST)/.ready
+set-up-lowest: $(LOWEST)/.ready
+
+test-lowest: set-up-lowest
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/$(PYTEST) $(shell cat tests/lowest.txt)
 
 lint: $(READY)
