@@ -6,6 +6,7 @@ moment at which a client asks, ITL between two tokens of one answer. Every answe
 
 import argparse
 import json
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -103,6 +104,8 @@ with KVBoostEngine.from_pretrained(args.model, max_batch=max(levels), max_prefix
     for _ in range(args.rounds):
         for level in levels:
             rounds[level].append(measured(engine, level, args))
+        seconds = ", ".join(f"{level} at a time {own[-1].seconds:.1f} s" for level, own in rounds.items())
+        print(seconds, file=sys.stderr, flush=True)
 results = {level: summary(rounds[level], rounds[1]) for level in levels}
 if args.json:
     print(json.dumps({"requests": args.requests, "tokens": args.tokens, "results": results}))
