@@ -59,7 +59,8 @@ class Turns(Generic[Work, Out]):
     def __init__(self, run: Callable[[Sequence[Work]], Sequence[Out | Exception]], most: int) -> None:
         self._run = run
         self._most = most
-        self._changed = threading.Condition()
+        # No reentrant lock, so that a finalizer never gets into the middle of anything.
+        self._changed = threading.Condition(threading.Lock())
         self._steps: deque[_Step[Work, Out]] = deque()
         self._openings: deque[object] = deque()
         self._busy = False
@@ -143,8 +144,9 @@ class Turns(Generic[Work, Out]):
                     if may_run and not left and mine in islice(self._steps, self._most):
                         return self._take()
                     self._changed.wait(left or None)
-            except BaseException:
-                # This thread was interrupted. If its step is in a batch already, nobody asks for the result.
+            except BaseException as interrupted:
+                # If the step is in a batch already, nobody asks for its result.
+                mine.outcome = interrupted
                 if mine in self._steps:
                     self._steps.remove(mine)
                 self._changed.notify_all()
@@ -164,15 +166,20 @@ class Turns(Generic[Work, Out]):
         except Exception as error:
             outcomes = [error] * len(batch)
         finally:
-            for step, outcome in zip(batch, outcomes, strict=True):
-                step.outcome = outcome
-            # If this thread was interrupted, the others' steps are still to be run.
-            left = [step for step in batch if step.outcome is None and step is not mine]
             with self._changed:
-                self._steps.extendleft(reversed(left))
-                self._missing = {step.stream for step in batch if not isinstance(step.outcome, BaseException)}
-                self._missing -= {step.stream for step in self._steps}
+                self._hand_out(mine, batch, outcomes)
             self._release(time.monotonic() - start)
+
+    def _hand_out(
+        self, mine: _Step[Work, Out], batch: list[_Step[Work, Out]], outcomes: Sequence[Out | BaseException | None]
+    ) -> None:
+        for step, outcome in zip(batch, outcomes, strict=True):
+            if step.outcome is None:
+                step.outcome = outcome
+        # If this thread was interrupted, the others' steps are still to be run.
+        self._steps.extendleft(step for step in reversed(batch) if step.outcome is None and step is not mine)
+        self._missing = {step.stream for step in batch if not isinstance(step.outcome, BaseException)}
+        self._missing -= {step.stream for step in self._steps}
 
     def _release(self, seconds: float = 0.0) -> None:
         """Let the others have the model, after a batch that took so long."""

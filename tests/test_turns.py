@@ -194,6 +194,33 @@ def test_a_thread_that_is_interrupted_while_it_waits_is_forgotten(pool, kind):
     assert log.events == ["next", ["a"]]
 
 
+def test_a_step_that_two_interruptions_hit_holds_nobody_up(pool):
+    """Its own thread's while it waits for the result, and that of the thread that runs the batch."""
+    log, running, go = Log(4), threading.Event(), threading.Event()
+    original, waiting = log.turns._changed.wait, []
+
+    def wait(timeout=None):
+        waiting.append(threading.get_ident())
+        if running.is_set() and not go.is_set():
+            go.set()
+            raise Interrupted
+        return original(timeout)
+
+    def run(works):
+        running.set()
+        with log.turns._changed:
+            log.turns._changed.notify_all()
+        assert go.wait(60)
+        raise Interrupted
+
+    log.turns._changed.wait, log.turns._run = wait, run
+    futures = log.all_at_once(pool, *((log.turns.step, name, name) for name in "ab"))
+    assert [type(future.exception(60)) for future in futures] == [Interrupted] * 2
+    log.turns._changed.wait = original
+    assert log.is_idle()
+    log.open("next")
+
+
 def test_a_failed_request_lets_the_others_have_the_model(pool):
     log = Log(2)
 

@@ -1,8 +1,8 @@
 """One token of each of several sequences in one forward, each sequence over its own KV cache.
 
-The linear layers read their weights once for all rows, which is what a decode step costs; attention runs row by row,
-over the slots that the row's cache holds anyway. So nothing is padded and no cache is copied, as PagedAttention
-(https://arxiv.org/abs/2309.06180) does with blocks.
+The linear layers read their weights once for all rows, which is most of what a decode step costs; attention runs row by
+row, over each row's cache where it lies. So nothing is padded and no cache is copied; PagedAttention
+(https://arxiv.org/abs/2309.06180) reaches the same with blocks of memory and kernels of its own.
 """
 
 from __future__ import annotations

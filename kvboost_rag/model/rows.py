@@ -131,7 +131,7 @@ def _attend_by_row(
 
 def _sdpa(scaling: float | None, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     # The heads of a group look at the same keys: as tokens of one head, they need no copies of these.
-    grouped = query.view(1, key.shape[1], -1, query.shape[-1])
+    grouped = query.reshape(1, key.shape[1], -1, query.shape[-1])
     return scaled_dot_product_attention(grouped, key, value, scale=scaling).reshape(1, 1, query.shape[1], -1)
 
 
