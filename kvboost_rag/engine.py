@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from kvboost_rag.answering import Asked, Clock, PlainPath, Request, ReusePath, Session, compose_request
+from kvboost_rag.batching import Turns
 from kvboost_rag.chunking import AdaptiveChunker, Chunker
 from kvboost_rag.compose import Composer
 from kvboost_rag.contexts import context_texts
@@ -37,7 +39,7 @@ from kvboost_rag.registry import Registry
 from kvboost_rag.repair import Repair, check_policy, parse_repair
 from kvboost_rag.report import Result, Scored, Stats
 from kvboost_rag.sampling import Sampling, as_stops
-from kvboost_rag.session import ReusingAnswer, greedy_answer
+from kvboost_rag.session import ReusingAnswer, greedy_answer, step_together
 from kvboost_rag.sizes import parse_bytes
 from kvboost_rag.space_maker import SpaceMaker
 from kvboost_rag.spaces import Space, Spaces
@@ -50,11 +52,15 @@ __all__ = ["KVBoostEngine"]
 
 logger = logging.getLogger("kvboost_rag")
 
+Step = tuple[Session, int, Clock]
+"""A stream's answer, its next token, and its time."""
+
 
 class KVBoostEngine(DocumentMethods):
     """Answers prompts over documents whose KV was computed once.
 
-    Safe to use from several threads: forwards are run one at a time, streams may be interleaved.
+    Safe to use from several threads: forwards are run one at a time, streams may be interleaved. With ``max_batch`` the
+    streams of several threads share their decode forwards.
 
     Parameters
     ----------
@@ -103,6 +109,11 @@ class KVBoostEngine(DocumentMethods):
     secret
         Signs what is written to ``cache_dir``; nothing is served from there that was not signed with it. At least 16
         bytes; engines with different secrets share no KV.
+    max_batch
+        Answers, read in threads of their own, whose decode steps share one forward; 1 runs every step by itself. New
+        prompts are computed one at a time, in turn with the steps. Answers to ``reuse=False`` step by themselves, and
+        so do all if the model's attention allows nothing else, which is measured and logged. Logits differ from those
+        of an answer alone by rounding (about 1e-5 in float32).
 
     Raises
     ------
@@ -134,12 +145,16 @@ class KVBoostEngine(DocumentMethods):
         refill: bool = True,
         trusted_only: bool = False,
         secret: str | bytes | None = None,
+        max_batch: int = 1,
     ) -> None:
         self.kv_format = KVFormat(kv_dtype, sink_tokens)
         quantised = None if kv_dtype == "native" else kv_dtype
         _check_reuse(
-            reuse, repair, quality, policy, cache_dir, context_documents or None, quantised, max_memory_bytes, secret
-        )
+            reuse, repair, quality, policy, cache_dir, context_documents or None, quantised, max_memory_bytes, secret,
+            None if max_batch == 1 else max_batch,
+        )  # fmt: skip
+        if not isinstance(max_batch, int) or max_batch < 1:
+            raise ValueError(f"max_batch={max_batch!r} is no number of answers; pass 1 or more")
         if trusted_only and cache_dir is not None and secret is None:
             raise ValueError(
                 "trusted_only needs a secret for cache_dir, or whoever can write there could change documents' KV; "
@@ -152,6 +167,7 @@ class KVBoostEngine(DocumentMethods):
         self._closed = False
         self._counts: Counter[str] = Counter()
         self._abandoned: deque[tuple[Session, Request]] = deque()
+        self._turns: Turns[Step, Tensor] | None = Turns(self._run_steps, max_batch) if max_batch > 1 else None
         self._tokens = Tokens(tokenizer)
         self._renderer = Renderer(tokenizer, layout or Layout(), self._tokens.cuts)
         self._registry = Registry()
@@ -406,6 +422,8 @@ class KVBoostEngine(DocumentMethods):
             raise
         finally:
             answer.close()
+            if self._turns is not None:
+                self._turns.leave(id(session))
         self._keep(session, request)
         return finish
 
@@ -476,8 +494,8 @@ class KVBoostEngine(DocumentMethods):
         """
         method = self._method(repair, quality) or self._repair
         asked = Asked(prompt, _listed(documents), template_options or {}, method, True, 0)
-        with self._lock:
-            request, session = self._open(asked)
+        with self._turn(), self._lock:
+            request, session = self._opened(asked, Clock())
             if not isinstance(session, ReusingAnswer):
                 raise ValueError(f"nothing is reused for this prompt: {session.fallback}; there is nothing to compare")
             length = len(request.token_ids)
@@ -495,17 +513,24 @@ class KVBoostEngine(DocumentMethods):
     def _open(self, asked: Asked, timeout: float | None = None) -> tuple[Request, Session]:
         """Compose and prefill under one lock, so that no document changes in between."""
         clock = Clock(timeout)
-        with self._lock:
-            self._current()
-            while self._abandoned:
-                self._keep(*self._abandoned.popleft())
-            clock.lap("wait")
-            clock.check()
-            request = self._compose(asked, clock)
-            session = self._session(request)
-            self._counts["requests"] += 1
-            for span in session.spans:
-                self._counts[span.kind.value] += span.tokens
+        with self._turn(), self._lock:
+            return self._opened(asked, clock)
+
+    def _turn(self) -> AbstractContextManager[None]:
+        """Have the model between two batches; taken before the lock, which whoever runs a batch takes too."""
+        return nullcontext() if self._turns is None else self._turns.opening()
+
+    def _opened(self, asked: Asked, clock: Clock) -> tuple[Request, Session]:
+        self._current()
+        while self._abandoned:
+            self._keep(*self._abandoned.popleft())
+        clock.lap("wait")
+        clock.check()
+        request = self._compose(asked, clock)
+        session = self._session(request)
+        self._counts["requests"] += 1
+        for span in session.spans:
+            self._counts[span.kind.value] += span.tokens
         return request, session
 
     def _session(self, request: Request) -> Session:
@@ -517,18 +542,36 @@ class KVBoostEngine(DocumentMethods):
         return self._reuse.open(request)
 
     def _step(self, session: Session, token_id: int, clock: Clock) -> Tensor:
+        if self._turns is not None:
+            return self._turns.step(id(session), (session, token_id, clock))
         with self._lock:
-            self._check_open()
-            clock.check()
-            # Far cheaper than a look at all weights, which comes when the answer is kept.
-            if self._watch.is_switched():
-                self._current()
-            if self._is_stale(session):
-                raise ModelChangedError(
-                    "the model's adapters or weights changed while it was answering; ask again, and change them "
-                    "between answers"
-                )
+            self._check_step(session, clock)
             return session.step(token_id)
+
+    def _run_steps(self, steps: Sequence[Step]) -> list[Tensor | Exception]:
+        """Run steps of several streams; what is wrong with one is returned in its place and nowhere else."""
+        with self._lock:
+            outcomes: dict[int, Tensor | Exception] = {}
+            for i, (session, _, clock) in enumerate(steps):
+                try:
+                    self._check_step(session, clock)
+                except Exception as error:
+                    outcomes[i] = error
+            ready = [i for i in range(len(steps)) if i not in outcomes]
+            outcomes.update(zip(ready, step_together([steps[i][:2] for i in ready]), strict=True))
+        return [outcomes[i] for i in range(len(steps))]
+
+    def _check_step(self, session: Session, clock: Clock) -> None:
+        self._check_open()
+        clock.check()
+        # Far cheaper than a look at all weights, which comes when the answer is kept.
+        if self._watch.is_switched():
+            self._current()
+        if self._is_stale(session):
+            raise ModelChangedError(
+                "the model's adapters or weights changed while it was answering; ask again, and change them "
+                "between answers"
+            )
 
     def _is_stale(self, session: Session) -> bool:
         """Whether a session's KV was computed by the model in another state."""
@@ -609,8 +652,8 @@ def _check_reuse(reuse: str, *for_reuse: object) -> None:
         raise ValueError(f"reuse is 'on' or 'off', not {reuse!r}")
     if reuse == "off" and any(option is not None for option in for_reuse):
         raise ValueError(
-            "repair, quality, policy, cache_dir, context_documents, max_memory_bytes, kv_dtype and secret have no "
-            "use with reuse='off'; leave them out"
+            "repair, quality, policy, cache_dir, context_documents, max_memory_bytes, kv_dtype, secret and "
+            "max_batch have no use with reuse='off'; leave them out"
         )
 
 

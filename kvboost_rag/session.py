@@ -1,17 +1,20 @@
-"""One prompt whose KV is complete, and its answer growing behind it."""
+"""One prompt whose KV is complete, and its answer growing behind it, by itself or together with others."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvboost_rag.model import KVCache, ModelRunner, PlainSession
+from kvboost_rag.model import KVCache, ModelRunner, PlainSession, Row, forward_rows
 from kvboost_rag.types import Span, SpanKind, TokenIds
 
-__all__ = ["PlainAnswer", "ReusingAnswer", "greedy_answer"]
+__all__ = ["PlainAnswer", "ReusingAnswer", "greedy_answer", "step_together"]
+
+logger = logging.getLogger("kvboost_rag")
 
 
 class ReusingAnswer:
@@ -49,10 +52,17 @@ class ReusingAnswer:
 
     def step(self, token_id: int) -> Tensor:
         """Run one token; return the next one's logits, ``[vocabulary]`` float32."""
+        (logits,) = forward_rows(self.runner, [self.row(token_id)])
+        self.append(token_id)
+        return logits
+
+    def row(self, token_id: int) -> Row:
+        """Return the next step, to be run together with those of others."""
+        return Row(token_id, len(self._ids), self.cache)
+
+    def append(self, token_id: int) -> None:
+        """Note that a token's KV exists now."""
         self._ids.append(token_id)
-        length = len(self._ids)
-        ids = torch.tensor([token_id, length - 1], device=self.runner.device)
-        return self.runner.forward(ids[:1], ids[1:], self.cache, length)
 
     def score(self, token_ids: TokenIds) -> Tensor:
         """Run given tokens; return the logits before each of them, ``[tokens, vocabulary]`` float32."""
@@ -118,6 +128,42 @@ class PlainAnswer:
         """Forget the answer; a state that can not be cropped is computed anew."""
         self._session = self._session.fresh()
         self._session.forward(self._prompt)
+
+
+def step_together(steps: Sequence[tuple[ReusingAnswer | PlainAnswer, int]]) -> list[Tensor | Exception]:
+    """Run a token of each of several answers: in one forward those over assembled caches, the others one by one.
+
+    Parameters
+    ----------
+    steps
+        Answers, each once and all of one model, with their tokens.
+
+    Returns
+    -------
+    list[Tensor | Exception]
+        For each the next token's logits, ``[vocabulary]`` float32, or the exception that it alone raised.
+    """
+    found: dict[int, Tensor | Exception] = {}
+    together = [(i, session, token) for i, (session, token) in enumerate(steps) if isinstance(session, ReusingAnswer)]
+    if len(together) > 1:
+        rows = [session.row(token) for _, session, token in together]
+        try:
+            logits = forward_rows(together[0][1].runner, rows)
+        except Exception:
+            # One by one, they show whose fault it is.
+            logger.warning("a forward of %d answers failed; their steps run one by one", len(rows), exc_info=True)
+        else:
+            for (i, session, token), own in zip(together, logits, strict=True):
+                session.append(token)
+                found[i] = own
+    return [found[i] if i in found else _step_alone(session, token) for i, (session, token) in enumerate(steps)]
+
+
+def _step_alone(session: ReusingAnswer | PlainAnswer, token_id: int) -> Tensor | Exception:
+    try:
+        return session.step(token_id)
+    except Exception as error:
+        return error
 
 
 def greedy_answer(

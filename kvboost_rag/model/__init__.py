@@ -2,6 +2,7 @@
 
 from kvboost_rag.model.adapters import unwrapped
 from kvboost_rag.model.architecture import Architecture
+from kvboost_rag.model.batch import Row, can_share, forward_rows
 from kvboost_rag.model.cache import KVCache
 from kvboost_rag.model.fingerprint import fingerprint
 from kvboost_rag.model.locking import model_lock
@@ -21,13 +22,16 @@ __all__ = [
     "PlainSession",
     "Probe",
     "Rotation",
+    "Row",
     "SpareMemory",
     "Tables",
     "WeightsState",
     "WeightsWatch",
+    "can_share",
     "check_build",
     "check_support",
     "fingerprint",
+    "forward_rows",
     "model_lock",
     "unwrapped",
 ]

@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
-__all__ = ["BLOCK", "MOST_WATCHED", "Watcher", "block_ends", "chosen_tokens_attention", "eager_attention_watched"]
+__all__ = [
+    "BLOCK", "MOST_WATCHED", "PASSED_OVER", "Watcher", "block_ends", "chosen_tokens_attention",
+    "eager_attention_watched",
+]  # fmt: skip
 
 BLOCK = 64
 """Query tokens per block: smaller ones pay more calls, larger ones multiply more of the mask out."""
@@ -29,7 +32,8 @@ Watcher = Callable[[Tensor], None]
 """Takes how much attention each position gets from each of the last tokens, ``[tokens, length]`` float32."""
 
 _NAME = "kvboost_sdpa"
-_KNOWN = ("position_ids", "use_cache", "sliding_window", "kvboost_ends", "output_attentions", "cache_position")
+PASSED_OVER = ("position_ids", "use_cache", "sliding_window", "kvboost_ends", "output_attentions", "cache_position")
+"""Arguments that change nothing where the mask says all."""
 
 
 @contextmanager
@@ -97,7 +101,7 @@ def _attend(
     """Attend, with ``query`` ``[1, heads, tokens, head_dim]`` and an additive mask ``[1, 1, tokens, length]``."""
     if kvboost_watcher is not None:
         kvboost_watcher(_looked_at(query, key, attention_mask, scaling))
-    unusual = any(v is not None and v is not False for name, v in kwargs.items() if name not in _KNOWN)
+    unusual = any(v is not None and v is not False for name, v in kwargs.items() if name not in PASSED_OVER)
     if attention_mask is None or kvboost_ends is None or unusual or dropout:
         plain = AttentionInterface()["sdpa"]
         out: tuple[Tensor, Tensor | None] = plain(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
 from kvboost_rag.model.architecture import Architecture
 from kvboost_rag.model.attention import chosen_tokens_attention, eager_attention_watched
@@ -227,17 +228,23 @@ class ModelRunner:
     ) -> object:
         a = self.architecture
         cache.length = length
-        # A four-dimensional mask is passed through untouched; each layer then gets its own from the hook.
-        placeholder = torch.zeros((1, 1, 1, 1), dtype=a.dtype, device=self.device)
         watched = bool(steps.get("watch"))
         with model_lock(self.model), chosen_tokens_attention(self.model, watched=watched) as in_blocks:
             steering = Steering(cache, positions, slots, a.windows, self._mask_free, a.dtype, in_blocks, **steps)
             with steered(a.layer_modules, steering):
-                return module(
-                    input_ids=token_ids,
-                    attention_mask=placeholder,
-                    position_ids=positions[None],
-                    use_cache=True,
-                    **{self._cache_name: cache},
-                    **extra,
-                )
+                return self.call(module, token_ids, positions[None], cache, **extra)
+
+    def call(
+        self, module: torch.nn.Module, token_ids: Tensor, positions: Tensor, cache: Cache, **extra: int
+    ) -> object:
+        """Call the model, or a module of it, on ``[batch, tokens]`` ids and positions; its lock is the caller's."""
+        # A four-dimensional mask is passed through untouched; layers get their own, or attention needs none.
+        placeholder = torch.zeros((1, 1, 1, 1), dtype=self.architecture.dtype, device=self.device)
+        return module(
+            input_ids=token_ids,
+            attention_mask=placeholder,
+            position_ids=positions,
+            use_cache=True,
+            **{self._cache_name: cache},
+            **extra,
+        )

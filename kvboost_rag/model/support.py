@@ -15,7 +15,7 @@ from kvboost_rag.model.rotation import Rotation
 from kvboost_rag.model.runner import ModelRunner
 from kvboost_rag.model.tensors import quantises_activations
 
-__all__ = ["check_build", "check_support"]
+__all__ = ["check_build", "check_support", "is_close", "sample_ids"]
 
 _TOKENS = 24
 # What takes block masks or lengths where a mask is expected; on a CPU, flex_attention ends the process.
@@ -46,7 +46,7 @@ def check_support(model: PreTrainedModel) -> ModelRunner:
     """
     check_build(model)
     runner = ModelRunner(model)
-    ids = _sample_ids(model)
+    ids = sample_ids(model)
     near, far = _encode_at(runner, ids, 0), _encode_at(runner, ids, _OFFSET)
     runner.architecture = replace(runner.architecture, rotation=_fitting_rotation(runner, near, far))
     _compare_values(runner, near, far)
@@ -88,7 +88,8 @@ def _check_devices(model: PreTrainedModel) -> None:
         raise refuse(model, f"its weights lie on several devices ({', '.join(devices)})", whole)
 
 
-def _sample_ids(model: PreTrainedModel) -> Tensor:
+def sample_ids(model: PreTrainedModel) -> Tensor:
+    """Ids of a text for checks: ``[24]`` int64."""
     tokens = torch.arange(_TOKENS, device=model.device)
     return (tokens * 7919 + 13) % int(model.config.vocab_size)
 
@@ -153,7 +154,7 @@ def _compare_logits(runner: ModelRunner, ids: Tensor, far: KVCache) -> None:
     cache.values[:, :, :, :half] = far.values[:, :, :, :half]
     positions = torch.arange(half, _TOKENS, device=runner.device)
     got = runner.forward(ids[half:], positions, cache, _TOKENS)
-    if not _close(got, expected, _tolerance(runner)):
+    if not is_close(runner, got, expected):
         raise refuse(runner.model, "a forward over moved KV does not give the logits of the model run by itself")
 
 
@@ -161,6 +162,11 @@ def _tolerance(runner: ModelRunner) -> float:
     """How far rounding alone takes the model from itself, relative to the largest number."""
     rounds_activations = any(quantises_activations(weight) for weight in runner.model.parameters())
     return 1e-3 if runner.architecture.dtype == torch.float32 and not rounds_activations else 5e-2
+
+
+def is_close(runner: ModelRunner, one: Tensor, other: Tensor) -> bool:
+    """Whether two results of a model differ by no more than its rounding."""
+    return _close(one, other, _tolerance(runner))
 
 
 def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
