@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from functools import partial
 
 import pytest
-import torch
 from disk_chunks import DTYPE, IDENTITY, SHAPE, get, make_chunk, same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from redis_server import PATIENT, SlowWay, free_port, opened, redis, running
+from redis_server import PATIENT, SlowWay, free_port, opened, running
 
 from kvboost_rag.owner import Owner
 from kvboost_rag.store import ChainedStore, DiskStore, MemoryStore, RedisStore, RedisTier, StoreOptions, TieredStore
 from kvboost_rag.store.chunk_file import serialise
+from kvboost_rag.store.layout import chunk_path
 from kvboost_rag.store.redis_client import check_server
 from kvboost_rag.store.striping import HEAD_BYTES, STRIPE_BYTES
 
@@ -77,7 +74,7 @@ def test_what_one_store_puts_another_one_gets(server, entry):
         assert theirs.get(prefix, entry.chunk.token_ids + 1) is None
 
 
-def test_the_bytes_are_those_of_a_file_in_stripes_and_all_expire(server):
+def test_the_bytes_are_those_of_a_file_in_stripes_and_all_expire(server, tmp_path):
     with opened(server.url) as store:
         store.put(STRIPED)
     first, *others = keys_of(STRIPED, server)
@@ -85,7 +82,10 @@ def test_the_bytes_are_those_of_a_file_in_stripes_and_all_expire(server):
         values = [client.get(first)[HEAD_BYTES:], *(client.get(key) for key in others)]
         assert all(0 < client.ttl(key) <= 600 for key in server.keys())
     assert [len(value) for value in values[:-1]] == [STRIPE_BYTES] * 2
-    assert b"".join(values) == serialise(STRIPED, IDENTITY)
+    path = chunk_path(tmp_path, IDENTITY, STRIPED.chunk.key.prefix)
+    path.parent.mkdir()
+    path.write_bytes(b"".join(values))
+    assert same(get(disk(tmp_path), STRIPED), STRIPED)
     assert all(key.startswith(f"kvboost:1.3:{IDENTITY}:") for key in server.keys())
 
 
@@ -602,10 +602,11 @@ def test_a_removed_chunk_does_not_come_back_by_a_copy(server, tmp_path):
         shared.put(SMALL)
     store = chained(server, tmp_path)
     with store._order:
-        # The copy waits for its turn while the chunk is removed.
+        # The copy waits for its turn, and so does the removal.
         assert same(get(store, SMALL), SMALL)
-        store._taken(SMALL.chunk.key.prefix)
-        store._first.delete(SMALL.chunk.key)
+        removal = threading.Thread(target=store.delete, args=(SMALL.chunk.key,))
+        removal.start()
+    removal.join()
     store.flush()
     assert SMALL.chunk.key.prefix not in store._first
     store.close()

@@ -6,7 +6,7 @@ import asyncio
 import os
 import ssl
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -182,7 +182,7 @@ def _connected(tier: RedisTier) -> Redis:
         options["ssl_check_hostname"] = True
     pool = BlockingConnectionPool.from_url(
         # One retry, for a connection that a restarted server has closed. Each piece of work has its own time limit.
-        tier.url, timeout=None, retry=Retry(NoBackoff(), 1), decode_responses=False, **options,
+        tier.url, timeout=None, retry=Retry(NoBackoff(), 1), protocol=2, **options,
     )  # fmt: skip
     return Redis.from_pool(pool)
 
@@ -191,12 +191,16 @@ def _fault(error: BaseException, tier: RedisTier) -> RedisFault:
     """Say what happened without a word of the server's or the client's, which may hold a name or a password."""
     from redis.exceptions import AuthenticationError, AuthorizationError, ResponseError
 
-    cause: BaseException | None = error
-    while cause is not None:
+    for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return RedisFault("refused", f"the certificate of {tier} is not trusted: {cause.verify_message}")
-        cause = cause.__cause__ or cause.__context__
-    name = type(error).__name__
-    if isinstance(error, (AuthenticationError, AuthorizationError, ResponseError)):
-        return RedisFault("refused", f"{tier} refuses ({name})")
-    return RedisFault("unreachable", f"{tier} can not be reached ({name})")
+        if isinstance(cause, (AuthenticationError, AuthorizationError, ResponseError)):
+            return RedisFault("refused", f"{tier} refuses ({type(cause).__name__})")
+    return RedisFault("unreachable", f"{tier} can not be reached ({type(error).__name__})")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Iterate over an error and what led to it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
