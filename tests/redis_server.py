@@ -18,6 +18,9 @@ from disk_chunks import DTYPE, IDENTITY, SHAPE
 from kvboost_rag.store import RedisStore, RedisTier
 
 redis = pytest.importorskip("redis", reason="the client is missing: pip install 'kvboost-rag[redis]'")
+from redis.backoff import NoBackoff  # noqa: E402
+from redis.retry import Retry  # noqa: E402
+
 if shutil.which("redis-server") is None:
     pytest.skip("the server is missing: apt-get install redis-server", allow_module_level=True)
 
@@ -57,7 +60,8 @@ class Server:
         raise AssertionError((self.folder / "log").read_text())
 
     def client(self, **options) -> redis.Redis:
-        return redis.Redis(unix_socket_path=str(self.socket), **options)
+        # The client's own retries would wait for seconds.
+        return redis.Redis(unix_socket_path=str(self.socket), retry=Retry(NoBackoff(), 0), **options)
 
     def kill(self) -> None:
         """End it as a lost machine does."""
