@@ -18,7 +18,7 @@ ORDER = [
     {"cards"},
     {
         "keys", "chunking", "quantize", "rope", "report", "converted", "generic_texts", "progress", "usage", "sizes",
-        "reading", "dummy_prefix",
+        "reading", "dummy_prefix", "affinity",
     },
     {"sampling", "gguf_convert", "policy", "forgery", "owner"},
     {"messages"},
