@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvboost_rag.affinity import choose_replica, rank_replicas
@@ -45,6 +43,7 @@ def test_the_replica_with_most_tokens_at_home_comes_first():
     assert rank_replicas({a[0]: 10, b[0]: 5, b[1]: 6}, NAMES)[:2] == [second, first]
 
 
+@settings(max_examples=30, deadline=None)
 @given(documents, names, st.randoms())
 def test_the_order_of_arguments_does_not_count(sizes, replicas, random):
     ranked = rank_replicas(sizes, replicas)
@@ -53,12 +52,11 @@ def test_the_order_of_arguments_does_not_count(sizes, replicas, random):
     assert rank_replicas(dict(reversed(sizes.items())), shuffled) == ranked
 
 
-def test_another_process_comes_to_the_same_choice():
-    code = f"from kvboost_rag.affinity import rank_replicas; print(rank_replicas({{'a': 2, 'b': 1}}, {NAMES}))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=200).stdout
-    assert out.strip() == str(rank_replicas({"a": 2, "b": 1}, NAMES))
+def test_every_process_and_release_comes_to_the_same_choice():
+    assert rank_replicas({"a": 2, "b": 1}, NAMES) == [f"replica-{n}" for n in (4, 0, 1, 3, 2)]
 
 
+@settings(max_examples=30, deadline=None)
 @given(documents, st.dictionaries(st.text(max_size=8), st.integers(0, 50), min_size=1, max_size=8), st.floats(1, 3))
 def test_none_gets_much_more_than_the_mean(sizes, loads, spare):
     chosen = choose_replica(sizes, loads, spare)
@@ -91,11 +89,12 @@ def test_what_makes_no_choice_is_refused(call, message):
 
 
 def test_affinity_hits_more_than_chance_and_spill_keeps_the_load_even():
-    trace = make_trace(TraceOptions(requests=600, documents=200, longest=1200))
+    trace = make_trace(TraceOptions(requests=600, documents=200, longest=1200, retrieved=1, used=1))
     routed = {name: replay_routing(trace, name, budget_share=0.1) for name in ROUTINGS}
-    for name in ("affinity", "affinity, no spill"):
-        assert routed[name].hit_rate > 1.2 * routed["random"].hit_rate
+    assert routed["affinity"].hit_rate > 1.1 * max(routed["random"].hit_rate, routed["least busy"].hit_rate)
+    assert routed["affinity, no spill"].hit_rate > 1.1 * routed["affinity"].hit_rate
     assert routed["affinity"].slow < routed["affinity, no spill"].slow
     assert routed["affinity"].slow < routed["random"].slow
+    assert routed["affinity"].busiest < routed["affinity, no spill"].busiest
     with pytest.raises(ValueError, match="choose one of 'random'"):
         replay_routing(trace, "guess")
