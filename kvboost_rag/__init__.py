@@ -15,6 +15,7 @@ from kvboost_rag.errors import (
 )
 from kvboost_rag.prompt import Layout
 from kvboost_rag.report import Located, Report, Result, Scored, Stats
+from kvboost_rag.store import RedisTier
 from kvboost_rag.types import Document, Span, SpanKind
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Located",
     "ModelChangedError",
     "ModelOutputError",
+    "RedisTier",
     "Report",
     "Result",
     "Scored",

@@ -43,7 +43,7 @@ from kvboost_rag.session import ReusingAnswer, greedy_answer, step_together
 from kvboost_rag.sizes import parse_bytes
 from kvboost_rag.space_maker import SpaceMaker
 from kvboost_rag.spaces import Space, Spaces
-from kvboost_rag.store import ChunkStore, EvictionScore, StoreOptions
+from kvboost_rag.store import ChunkStore, EvictionScore, RedisTier, StoreOptions, redis_tier
 from kvboost_rag.tokens import Tokens
 from kvboost_rag.types import Document, SpanKind, TokenIds
 from kvboost_rag.usage import UsageLedger
@@ -93,6 +93,9 @@ class KVBoostEngine(DocumentMethods):
         How many first tokens of each document stay native then; None for the default.
     cache_dir
         Folder in which KV outlives the process; None keeps it in memory alone. Several processes may share it.
+    store
+        A Redis server by which machines share KV, behind memory and ``cache_dir``: ``"redis://host:6379/0"``, or a
+        :class:`RedisTier` for more options. Needs ``pip install 'kvboost-rag[redis]'``.
     max_memory_bytes, max_disk_bytes
         Budgets of the documents' KV in memory and of the folder: bytes, or text as ``"4GiB"``; None for no limit.
     max_prefix_bytes
@@ -100,15 +103,16 @@ class KVBoostEngine(DocumentMethods):
     eviction
         What stays when a budget is reached: ``"importance"`` (what is retrieved and used most), ``"lru"``, ``"lfu"``.
     read_only
-        Whether the folder is read and nothing in it is changed.
+        Whether ``cache_dir`` and ``store`` are read and nothing in them is changed.
     refill
         Whether documents whose KV was evicted are encoded again, in the background, after an answer that missed them.
         Not with ``read_only``, and more and more rarely for a document whose KV goes again before it is used.
     trusted_only
-        Whether documents are refused that a request brings and nobody added; with ``cache_dir`` it needs ``secret``.
+        Whether documents are refused that a request brings and nobody added; with ``cache_dir`` or ``store`` it
+        needs ``secret``.
     secret
-        Signs what is written to ``cache_dir``; nothing is served from there that was not signed with it. At least 16
-        bytes; engines with different secrets share no KV.
+        Signs what is written to ``cache_dir`` and ``store``; nothing is served from there that was not signed with
+        it. At least 16 bytes; engines with different secrets share no KV.
     max_batch
         Answers, read in threads of their own, whose decode steps share one forward; 1 runs every step by itself. New
         prompts are computed one at a time, in turn with the steps. Answers to ``reuse=False`` step by themselves, and
@@ -119,6 +123,9 @@ class KVBoostEngine(DocumentMethods):
     ------
     UnsupportedModelError
         If ``reuse="on"`` and the check at load fails.
+    ValueError
+        If an option is wrong, or the server of ``store`` answers and does not let us in. One that does not answer is
+        waited for: the engine works without it.
     """
 
     def __init__(
@@ -137,6 +144,7 @@ class KVBoostEngine(DocumentMethods):
         kv_dtype: str = "native",
         sink_tokens: int | None = None,
         cache_dir: str | Path | None = None,
+        store: str | RedisTier | None = None,
         max_memory_bytes: int | str | None = None,
         max_disk_bytes: int | str | None = None,
         max_prefix_bytes: int | str = 1 << 30,
@@ -151,13 +159,14 @@ class KVBoostEngine(DocumentMethods):
         quantised = None if kv_dtype == "native" else kv_dtype
         _check_reuse(
             reuse, repair, quality, policy, cache_dir, context_documents or None, quantised, max_memory_bytes, secret,
-            None if max_batch == 1 else max_batch,
+            store, None if max_batch == 1 else max_batch,
         )  # fmt: skip
         if not isinstance(max_batch, int) or max_batch < 1:
             raise ValueError(f"max_batch={max_batch!r} is no number of answers; pass 1 or more")
-        if trusted_only and cache_dir is not None and secret is None:
+        if trusted_only and (cache_dir is not None or store is not None) and secret is None:
             raise ValueError(
-                "trusted_only needs a secret for cache_dir, or whoever can write there could change documents' KV; "
+                "trusted_only needs a secret for cache_dir and store, or whoever can write there could change "
+                "documents' KV; "
                 "pass secret=secrets.token_hex(32), kept where your keys are"
             )
         # A PeftModel's layers, with their adapters, are those of the model inside.
@@ -179,7 +188,10 @@ class KVBoostEngine(DocumentMethods):
         self._signed = secret is not None
         self.trusted_only = trusted_only
         self._usage = UsageLedger()
-        stores = StoreOptions(max_memory_bytes, eviction, cache_dir, max_disk_bytes, read_only, Owner.of(secret))
+        stores = StoreOptions(
+            max_memory_bytes, eviction, cache_dir, max_disk_bytes, read_only, Owner.of(secret), redis_tier(store)
+        )
+        stores.check_shared()
         self._memory = stores.memory(self._usage)
         self._store: ChunkStore = self._memory
         self._space = Space("", self._memory)
@@ -606,6 +618,7 @@ class KVBoostEngine(DocumentMethods):
                 store_bytes=self._store.nbytes,
                 prefix_bytes=self._prefixes.nbytes,
                 disk_bytes=self._store.disk_bytes,
+                shared_hits=self._store.shared_hits,
                 requests=self._counts["requests"],
                 tokens=tokens,
             )
@@ -652,7 +665,7 @@ def _check_reuse(reuse: str, *for_reuse: object) -> None:
         raise ValueError(f"reuse is 'on' or 'off', not {reuse!r}")
     if reuse == "off" and any(option is not None for option in for_reuse):
         raise ValueError(
-            "repair, quality, policy, cache_dir, context_documents, max_memory_bytes, kv_dtype, secret and "
+            "repair, quality, policy, cache_dir, store, context_documents, max_memory_bytes, kv_dtype, secret and "
             "max_batch have no use with reuse='off'; leave them out"
         )
 

@@ -168,6 +168,8 @@ class Stats:
         Prompts answered.
     tokens
         Prompt tokens by kind, over all requests.
+    shared_hits
+        Chunks that were read from the tier that machines share.
     """
 
     documents: int
@@ -178,6 +180,7 @@ class Stats:
     disk_bytes: int
     requests: int
     tokens: dict[str, int]
+    shared_hits: int = 0
 
     def _repr_html_(self) -> str:
         """Draw the counters for notebooks."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvboost_rag.answering import ReusePath
@@ -23,10 +26,12 @@ from kvboost_rag.sensitivity import SensitivityMeter
 from kvboost_rag.spaces import Reuse, Space
 from kvboost_rag.store import MemoryStore, StoreOptions
 from kvboost_rag.tokens import Tokens
-from kvboost_rag.types import Span, SpanKind
+from kvboost_rag.types import Span, SpanKind, TokenIds
 from kvboost_rag.usage import UsageLedger
 
 __all__ = ["SpaceMaker"]
+
+_MEASURED_TOKENS = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +98,10 @@ class SpaceMaker:
         encoder = Encoder(runner, self.tokens, self.chunker, context, fingerprint, meter, self.kv_format)
         a = runner.architecture
         # The context's key covers the model too, so that engines with other layouts may share a folder.
-        store = self.stores.store(self.memory, self.usage, context.key, (a.layers, a.kv_heads, a.head_dim), a.dtype)
+        store = self.stores.store(
+            self.memory, self.usage, context.key, (a.layers, a.kv_heads, a.head_dim), a.dtype,
+            partial(_prefill_rate, runner, context.token_ids),
+        )  # fmt: skip
         planner = Planner(store, prefix_seed(fingerprint), context.key)
         path = ReusePath(runner, planner, self.prefixes)
         return Space(fingerprint, store, Reuse(runner, encoder, planner, path, _head(encoder)))
@@ -106,6 +114,20 @@ def _check_room(runner: ModelRunner, tokens: int) -> None:
             f"head and context_documents have {tokens} tokens, but the model's context window is "
             f"{window}; give fewer or shorter context_documents"
         )
+
+
+def _prefill_rate(runner: ModelRunner, some_ids: TokenIds) -> float:
+    """Measure how many tokens a second the model computes, in the second of two forwards."""
+    tokens = min(_MEASURED_TOKENS, runner.architecture.longest or _MEASURED_TOKENS)
+    ids = torch.from_numpy(np.resize(some_ids if len(some_ids) else [0], tokens)).to(runner.device)
+    slots, seconds = torch.arange(tokens, device=runner.device), 0.0
+    for _ in range(2):
+        cache, start = runner.new_cache(tokens), time.perf_counter()
+        runner.encode(ids[None], slots, slots, cache, tokens)
+        # An accelerator may still be at work; a number is there once it is done.
+        float(cache.values.flatten()[-1])
+        seconds = time.perf_counter() - start
+    return tokens / seconds
 
 
 def _head(encoder: Encoder) -> Prefix | None:

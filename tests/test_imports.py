@@ -18,7 +18,7 @@ ORDER = [
     {"cards"},
     {
         "keys", "chunking", "quantize", "rope", "report", "converted", "generic_texts", "progress", "usage", "sizes",
-        "reading", "dummy_prefix", "batching",
+        "reading", "dummy_prefix", "batching", "affinity",
     },
     {"sampling", "gguf_convert", "policy", "forgery", "owner"},
     {"messages"},
@@ -97,6 +97,6 @@ def test_import_uses_no_network_and_loads_no_extra():
         "def refuse(*args, **kwargs): raise AssertionError('network')\n"
         "socket.socket.connect = refuse\n"
         "import kvboost_rag\n"
-        "assert not {'faiss', 'gguf', 'matplotlib', 'langchain_core', 'llama_index'} & set(sys.modules)\n"
+        "assert not {'faiss', 'gguf', 'matplotlib', 'langchain_core', 'llama_index', 'redis'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=120)

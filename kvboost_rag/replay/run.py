@@ -8,12 +8,12 @@ from typing import Any
 
 from kvboost_rag.replay.bound import belady
 from kvboost_rag.replay.documents import CHUNK_TOKENS, StoredDocument, make_documents
-from kvboost_rag.replay.trace import Trace, TraceOptions, make_trace
+from kvboost_rag.replay.trace import Request, Trace, TraceOptions, make_trace
 from kvboost_rag.store import EvictionScore, MemoryStore
 from kvboost_rag.types import ChunkKV
 from kvboost_rag.usage import Event
 
-__all__ = ["METHODS", "format_table", "replay", "run_replay"]
+__all__ = ["METHODS", "format_table", "replay", "run_replay", "serve", "store_of"]
 
 METHODS = ("lru", "lfu", "importance")
 BUDGET_SHARE = 0.1
@@ -72,22 +72,31 @@ def replay(
     float
         0 to 1. Only tokens up to the first missing chunk of a document count.
     """
+    store = store_of(documents, budget, eviction)
+    saved = sum(serve(store, request, documents) for request in trace.requests)
+    return saved / sum(int(trace.tokens[list(request.used)].sum()) for request in trace.requests)
+
+
+def store_of(
+    documents: Sequence[StoredDocument], budget: int, eviction: str | EvictionScore = "importance"
+) -> MemoryStore:
+    """Make a store with room for the KV of ``budget`` tokens."""
     one = documents[0].chunks[0]
-    store = MemoryStore(budget * one.nbytes // len(one.chunk.token_ids), eviction=eviction)
-    saved = total = 0
-    for request in trace.requests:
-        used = [documents[number] for number in request.used]
-        store.note([p for number in request.retrieved for p in documents[number].prefixes], Event.RETRIEVED)
-        store.note([p for document in used for p in document.prefixes], Event.USED)
-        with store.hold():
-            served = [_served(store, document) for document in used]
-            store.note([c.chunk.key.prefix for chunks in served for c in chunks], Event.SERVED)
-            for document, chunks in zip(used, served, strict=True):
-                for entry in document.chunks[len(chunks) :]:
-                    store.put(entry)
-        saved += sum(len(c.chunk.token_ids) for chunks in served for c in chunks)
-        total += int(trace.tokens[list(request.used)].sum())
-    return saved / total
+    return MemoryStore(budget * one.nbytes // len(one.chunk.token_ids), eviction=eviction)
+
+
+def serve(store: MemoryStore, request: Request, documents: Sequence[StoredDocument]) -> int:
+    """Answer a request from a store, put what is missing, and return the document tokens that were there."""
+    used = [documents[number] for number in request.used]
+    store.note([p for number in request.retrieved for p in documents[number].prefixes], Event.RETRIEVED)
+    store.note([p for document in used for p in document.prefixes], Event.USED)
+    with store.hold():
+        served = [_served(store, document) for document in used]
+        store.note([c.chunk.key.prefix for chunks in served for c in chunks], Event.SERVED)
+        for document, chunks in zip(used, served, strict=True):
+            for entry in document.chunks[len(chunks) :]:
+                store.put(entry)
+    return sum(len(c.chunk.token_ids) for chunks in served for c in chunks)
 
 
 def _served(store: MemoryStore, document: StoredDocument) -> Sequence[ChunkKV]:

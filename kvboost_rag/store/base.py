@@ -119,6 +119,11 @@ class ChunkStore(ABC):
         """Bytes of files, for a store that has some."""
         return 0
 
+    @property
+    def shared_hits(self) -> int:
+        """Chunks that were read from a store which other machines share, for one that does."""
+        return 0
+
     def detach(self) -> None:  # noqa: B027 - most stores have nothing behind them
         """Close what is behind a memory tier that other stores share, and leave that tier as it is."""
 

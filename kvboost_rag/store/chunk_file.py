@@ -6,6 +6,7 @@ bytes could change between the check and the use. What is served is a copy, and 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import secrets
@@ -21,11 +22,11 @@ from kvboost_rag.owner import Owner
 from kvboost_rag.reading import open_regular
 from kvboost_rag.store.base import logger
 from kvboost_rag.store.codec import entry_of, tensors_of
-from kvboost_rag.store.header import FORMAT, LONGEST_HEADER, ChunkFile, described, metadata_of
+from kvboost_rag.store.header import FORMAT, LONGEST_HEADER, ChunkFile, described, metadata_of, place_of
 from kvboost_rag.store.layout import WRITING
-from kvboost_rag.types import ChunkKV
+from kvboost_rag.types import ChunkKey, ChunkKV
 
-__all__ = ["checksum", "read_chunk", "serialise", "touch", "write_atomically"]
+__all__ = ["checksum", "parse_chunk", "read_chunk", "serialise", "touch", "write_atomically"]
 
 
 def serialise(entry: ChunkKV, identity: str, owner: Owner | None = None) -> bytes:
@@ -125,17 +126,44 @@ def read_chunk(
         If it can not be read now.
     """
     with open_regular(path) as file:
-        meta = metadata_of(file)
+        meta = metadata_of(file, os.fstat(file.fileno()).st_size)
         told = described(path, file, meta)
         if max_bytes is not None and told.nbytes > LONGEST_HEADER + max_bytes:
             raise ValueError(f"it has {told.nbytes} bytes, more than the chunk can take")
         file.seek(0)
-        tensors = load(file.read(told.nbytes))
+        payload = file.read(told.nbytes)
+    return told, _entry(payload, meta, (told.key, told.index, told.tokens), owner)
+
+
+def parse_chunk(payload: bytes, identity: str, prefix: str, owner: Owner | None = None) -> ChunkKV:
+    """Make a chunk of what :func:`serialise` made, and check it as :func:`read_chunk` does.
+
+    Parameters
+    ----------
+    payload
+        The content of a chunk's file, from wherever.
+    identity, prefix
+        Where it was found.
+    owner
+        Who must have signed it; None takes anybody's.
+
+    Raises
+    ------
+    DAMAGE
+        If it can not be used.
+    """
+    meta = metadata_of(io.BytesIO(payload), len(payload))
+    return _entry(payload, meta, place_of(meta, identity, prefix), owner)
+
+
+def _entry(payload: bytes, meta: Mapping[str, str], place: tuple[ChunkKey, int, int], owner: Owner | None) -> ChunkKV:
+    key, index, tokens = place
+    tensors = load(payload)
     _verify(meta, tensors, owner)
-    entry = entry_of(told.key, told.document_id, told.index, tensors)
-    if len(entry.chunk.token_ids) != told.tokens:
-        raise ValueError(f"it has {len(entry.chunk.token_ids)} tokens, not {told.tokens}")
-    return told, entry
+    entry = entry_of(key, meta["document_id"], index, tensors)
+    if len(entry.chunk.token_ids) != tokens:
+        raise ValueError(f"it has {len(entry.chunk.token_ids)} tokens, not {tokens}")
+    return entry
 
 
 def _verify(meta: Mapping[str, str], tensors: Mapping[str, Tensor], owner: Owner | None) -> None:

@@ -15,7 +15,7 @@ from kvboost_rag.reading import open_regular
 from kvboost_rag.store.layout import prefix_of
 from kvboost_rag.types import ChunkKey
 
-__all__ = ["DAMAGE", "FORMAT", "LONGEST_HEADER", "ChunkFile", "described", "metadata_of", "read_header"]
+__all__ = ["DAMAGE", "FORMAT", "LONGEST_HEADER", "ChunkFile", "described", "metadata_of", "place_of", "read_header"]
 
 FORMAT = "kvboost_rag chunk 3"
 """Raised whenever files would be read differently."""
@@ -70,18 +70,24 @@ def read_header(path: Path) -> ChunkFile:
         If it can not be read now.
     """
     with open_regular(path) as file:
-        return described(path, file, metadata_of(file))
+        return described(path, file, metadata_of(file, os.fstat(file.fileno()).st_size))
 
 
-def metadata_of(file: BinaryIO) -> dict[str, str]:
+def metadata_of(file: BinaryIO, size: int) -> dict[str, str]:
     """Read the header of an open safetensors file (its length in 8 bytes, then JSON) for its metadata.
+
+    Parameters
+    ----------
+    file
+        At its beginning.
+    size
+        Bytes of it all.
 
     Raises
     ------
     DAMAGE
         If it is no header of a chunk's file, or another file's.
     """
-    size = os.fstat(file.fileno()).st_size
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= min(size - 8, LONGEST_HEADER):
         raise ValueError(f"its header would have {length} bytes")
@@ -109,14 +115,25 @@ def _without_twins(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def described(path: Path, file: BinaryIO, meta: Mapping[str, str]) -> ChunkFile:
     """Make of an open file's metadata what they say; raises as :func:`read_header` does."""
-    if (meta["identity"], meta["prefix"]) != (path.parent.name, prefix_of(path.name)):
-        raise ValueError(f"it belongs at {meta['identity']!r}/{meta['prefix']!r}")
-    key = ChunkKey(meta["prefix"], meta["content"])
-    index, tokens = int(meta["index"]), int(meta["tokens"])
-    if not (0 <= index < _COUNTS and 0 < tokens < _COUNTS):
-        raise ValueError(f"it would be chunk {index} of a document, with {tokens} tokens")
+    key, index, tokens = place_of(meta, path.parent.name, prefix_of(path.name))
     stat = os.fstat(file.fileno())
     return ChunkFile(
         path, meta["identity"], key, meta["document_id"], index, tokens,
         stat.st_size, stat.st_mtime,
     )  # fmt: skip
+
+
+def place_of(meta: Mapping[str, str], identity: str, prefix: str | None) -> tuple[ChunkKey, int, int]:
+    """Read key, index in the document and tokens of a chunk from its metadata.
+
+    Raises
+    ------
+    DAMAGE
+        If they are none, or those of a chunk that does not belong under this identity and prefix key.
+    """
+    if (meta["identity"], meta["prefix"]) != (identity, prefix):
+        raise ValueError(f"it belongs at {meta['identity']!r}/{meta['prefix']!r}")
+    index, tokens = int(meta["index"]), int(meta["tokens"])
+    if not (0 <= index < _COUNTS and 0 < tokens < _COUNTS):
+        raise ValueError(f"it would be chunk {index} of a document, with {tokens} tokens")
+    return ChunkKey(meta["prefix"], meta["content"]), index, tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,10 +10,14 @@ import torch
 
 from kvboost_rag.owner import Owner
 from kvboost_rag.sizes import parse_bytes
-from kvboost_rag.store.base import ChunkStore
+from kvboost_rag.store.base import ChunkStore, logger
+from kvboost_rag.store.chained import ChainedStore
 from kvboost_rag.store.disk import DiskStore
 from kvboost_rag.store.eviction import EvictionScore, parse_eviction
 from kvboost_rag.store.memory import MemoryStore
+from kvboost_rag.store.redis_client import check_server
+from kvboost_rag.store.redis_store import RedisStore
+from kvboost_rag.store.redis_tier import RedisTier
 from kvboost_rag.store.tiered import TieredStore
 from kvboost_rag.usage import UsageLedger
 
@@ -34,14 +39,16 @@ class StoreOptions:
     max_disk_bytes
         Budget of that folder, over all models and processes; None for no limit.
     read_only
-        Whether the folder is left as it is.
+        Whether the folder and the shared tier are left as they are.
     owner
-        Whose files alone are served, see :class:`kvboost_rag.store.DiskStore`.
+        Whose KV alone is served from there, see :class:`kvboost_rag.store.DiskStore`.
+    shared
+        The server that other machines share; None for none.
 
     Raises
     ------
     ValueError
-        For an amount or a name that is none, or for options of a folder without one.
+        For an amount or a name that is none, or for options of a folder or shared tier without one.
     """
 
     max_memory_bytes: int | str | None = None
@@ -50,16 +57,31 @@ class StoreOptions:
     max_disk_bytes: int | str | None = None
     read_only: bool = False
     owner: Owner | None = None
+    shared: RedisTier | None = None
 
     def __post_init__(self) -> None:
-        """Check everything that needs no folder."""
+        """Check everything that needs no folder and no server."""
         self._bytes("max_memory_bytes")
         self._bytes("max_disk_bytes")
         parse_eviction(self.eviction)
-        if self.cache_dir is None and (self.max_disk_bytes is not None or self.read_only or self.owner is not None):
-            raise ValueError(
-                "max_disk_bytes, read_only and secret are about cache_dir; pass that, too, or leave them out"
-            )
+        if self.cache_dir is None and self.max_disk_bytes is not None:
+            raise ValueError("max_disk_bytes is about cache_dir; pass that, too, or leave it out")
+        if self.cache_dir is None and self.shared is None and (self.read_only or self.owner is not None):
+            raise ValueError("read_only and secret are about cache_dir or store; pass one of these, or leave them out")
+
+    def check_shared(self) -> None:
+        """See that the shared tier lets us in, if there is one; one that is away (a log line says so) may come back.
+
+        Raises
+        ------
+        ImportError
+            If its client is missing.
+        ValueError
+            If it does not let us in.
+        """
+        away = check_server(self.shared) if self.shared is not None else ""
+        if away:
+            logger.warning("%s: going on without the shared tier until it can be reached", away)
 
     @property
     def folder(self) -> Path | None:
@@ -77,8 +99,9 @@ class StoreOptions:
         identity: str,
         shape: tuple[int, int, int],
         dtype: torch.dtype,
+        prefill_rate: Callable[[], float],
     ) -> ChunkStore:
-        """Put the folder behind the memory tier, if there is one.
+        """Put the folder and the shared tier behind the memory tier, as far as there are any.
 
         Parameters
         ----------
@@ -88,14 +111,29 @@ class StoreOptions:
             Shared by the tiers.
         identity, shape, dtype
             As for :class:`kvboost_rag.store.DiskStore`.
+        prefill_rate
+            Measures how many tokens a second can be computed; called if the shared tier does not say it.
         """
-        if self.folder is None:
-            return memory
-        disk = DiskStore(
-            self.folder, identity, shape, dtype,
+        behind: list[ChunkStore] = []
+        if self.folder is not None:
+            behind.append(self._disk(self.folder, usage, identity, shape, dtype))
+        if self.shared is not None:
+            rate = self.shared.prefill_rate or prefill_rate()
+            behind.append(
+                RedisStore(
+                    self.shared, identity, shape, dtype,
+                    prefill_rate=rate, read_only=self.read_only, owner=self.owner,
+                )  # fmt: skip
+            )
+        return TieredStore(memory, behind[0] if len(behind) == 1 else ChainedStore(*behind)) if behind else memory
+
+    def _disk(
+        self, folder: Path, usage: UsageLedger, identity: str, shape: tuple[int, int, int], dtype: torch.dtype
+    ) -> DiskStore:
+        return DiskStore(
+            folder, identity, shape, dtype,
             max_bytes=self._bytes("max_disk_bytes"), read_only=self.read_only, usage=usage, owner=self.owner,
         )  # fmt: skip
-        return TieredStore(memory, disk)
 
     def _bytes(self, name: str) -> int | None:
         size = getattr(self, name)

@@ -69,7 +69,7 @@ class TieredStore(ChunkStore):
             return self._slow.put(entry)
         except Exception:
             # Nobody waits for a worker's result; memory goes on without the slow store.
-            logger.exception("KV of document %r was not written to the folder", entry.chunk.document_id)
+            logger.exception("KV of document %r was not written behind memory", entry.chunk.document_id)
             return False
         finally:
             self._settle(entry)
@@ -211,6 +211,11 @@ class TieredStore(ChunkStore):
     def disk_bytes(self) -> int:
         """Bytes of files in the slow store."""
         return self._slow.disk_bytes
+
+    @property
+    def shared_hits(self) -> int:
+        """Chunks that the slow store read from what machines share."""
+        return self._slow.shared_hits
 
     def wants(self, prefix: str) -> bool:
         """Whether either store would keep a chunk."""
