@@ -565,6 +565,7 @@ class KVBoostEngine(DocumentMethods):
                 disk_bytes=self._store.disk_bytes,
                 requests=self._counts["requests"],
                 tokens=tokens,
+                evictions=self._memory.evictions,
             )
 
     def close(self) -> None:

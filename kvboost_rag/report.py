@@ -168,6 +168,8 @@ class Stats:
         Prompts answered.
     tokens
         Prompt tokens by kind, over all requests.
+    evictions
+        Chunks that left memory because others took their place.
     """
 
     documents: int
@@ -178,6 +180,7 @@ class Stats:
     disk_bytes: int
     requests: int
     tokens: dict[str, int]
+    evictions: int = 0
 
     def _repr_html_(self) -> str:
         """Draw the counters for notebooks."""
