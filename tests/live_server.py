@@ -8,11 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import pytest
-
-for _needed in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
-    pytest.importorskip(_needed, reason=f"{_needed} is missing: pip install 'kvboost-rag[serve]'")
-
 import httpx
 from tiny import tiny_model, tiny_tokenizer
 

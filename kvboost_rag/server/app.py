@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from kvboost_rag.server import chat, completions, document_routes, models
+from kvboost_rag.server.bodies import LimitBody
 from kvboost_rag.server.counting import CountRequests
 from kvboost_rag.server.handlers import HANDLERS
 from kvboost_rag.server.service import Operator, Served, Service
@@ -30,11 +31,9 @@ def create_app(service: Service, *, hosts: Sequence[str] = ("*",)) -> FastAPI:
         Names in the ``Host`` header that are answered. Without keys, name this machine's own alone: a page in a browser
         can give its own name this machine's address.
     """
-    app = FastAPI(
-        title="kvboost_rag", docs_url=None, redoc_url=None, lifespan=_closing_engines,
-        max_body_size=service.limits.max_body_bytes,
-    )  # fmt: skip
+    app = FastAPI(title="kvboost_rag", docs_url=None, redoc_url=None, lifespan=_closing_engines)
     app.state.service = service
+    app.add_middleware(LimitBody, max_bytes=service.limits.max_body_bytes)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     app.add_middleware(CountRequests, requests=service.metrics.requests)
     for kind, handler in HANDLERS.items():

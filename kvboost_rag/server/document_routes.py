@@ -14,7 +14,7 @@ from kvboost_rag.engine import KVBoostEngine
 from kvboost_rag.server.documents import add_documents, check_batch, known_document
 from kvboost_rag.server.errors import ApiError
 from kvboost_rag.server.running import unless_gone, working
-from kvboost_rag.server.schemas import AddDocuments, NewDocument
+from kvboost_rag.server.schemas import AddDocuments, NewDocument, PostedDocuments
 from kvboost_rag.server.service import Caller, Served
 from kvboost_rag.server.sse import EventStream
 from kvboost_rag.types import Document
@@ -26,7 +26,7 @@ router = APIRouter()
 
 @router.post("/v1/documents", response_model=None)
 async def post_documents(
-    body: AddDocuments | NewDocument, request: Request, service: Served, engine: Caller
+    body: PostedDocuments, request: Request, service: Served, engine: Caller
 ) -> Response:
     """Add one document or several; what was added stays, whatever happens to the rest."""
     given = body.documents if isinstance(body, AddDocuments) else [body]

@@ -16,7 +16,6 @@ from kvboost_rag.server.running import ClientGone
 __all__ = ["HANDLERS"]
 
 _CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
-_MESSAGES = {413: "the request is too large; send fewer or shorter documents"}
 
 
 def _told(error: ApiError) -> JSONResponse:
@@ -29,8 +28,7 @@ async def _api_error(request: Request, error: ApiError) -> Response:
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     status = error.status_code
-    message, code = _MESSAGES.get(status, error.detail), _CODES.get(status, "bad_request")
-    return _told(ApiError(status, message, code, headers=error.headers or {}))
+    return _told(ApiError(status, error.detail, _CODES.get(status, "bad_request"), headers=error.headers or {}))
 
 
 async def _gone(request: Request, error: ClientGone) -> Response:
@@ -43,8 +41,8 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _invalid(request: Request, error: RequestValidationError) -> Response:
-    """Tell the first thing that is wrong with a request, never what else it holds."""
-    first = error.errors()[0]
+    """Tell one thing that is wrong with a request: of alternatives that were tried, the one that came furthest."""
+    first = max(error.errors(), key=lambda one: len(one["loc"]))
     if first["type"] == "json_invalid":
         return _told(ApiError(400, f"the body is no JSON: {first['ctx']['error']}", "invalid_json"))
     where = first.get("ctx", {}).get("param") or _path(first["loc"][1:], error.body)

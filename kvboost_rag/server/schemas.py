@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 __all__ = [
-    "AddDocuments", "AskedFields", "ChatMessage", "ChatRequest", "CompletionRequest", "NewDocument", "ResponseFormat",
-    "Tool", "ToolCall",
+    "AddDocuments", "AskedFields", "ChatMessage", "ChatRequest", "CompletionRequest", "NewDocument",
+    "PostedDocuments", "ResponseFormat", "Tool", "ToolCall",
 ]  # fmt: skip
 
 # What changes no answer: notes of the caller, and hints where and how fast to compute.
@@ -44,6 +44,15 @@ class AddDocuments(Body):
 
     documents: Annotated[list[NewDocument], Field(min_length=1)]
     stream: bool = False
+
+
+def _is_batch(given: Any) -> str:
+    return "batch" if isinstance(given, dict) and "documents" in given else "one"
+
+
+PostedDocuments = Annotated[
+    Annotated[AddDocuments, Tag("batch")] | Annotated[NewDocument, Tag("one")], Discriminator(_is_batch)
+]
 
 
 class StreamOptions(Body):
