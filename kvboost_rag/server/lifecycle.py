@@ -76,7 +76,7 @@ def make_server(
     hosts = ("*",) if service.keys.digests or not is_loopback(host) else (*_LOCAL, host)
     config = uvicorn.Config(
         create_app(service, hosts=hosts), host=host, port=port, log_level=log_level, server_header=False,
-        timeout_graceful_shutdown=_LAST_SECONDS,
+        log_config=None, timeout_graceful_shutdown=_LAST_SECONDS,
     )  # fmt: skip
     return DrainingServer(config, service)
 

@@ -77,6 +77,15 @@ class Admission:
     ----------
     limits
         ``max_concurrent`` and ``max_queue``.
+
+    Attributes
+    ----------
+    active, waiting
+        How many requests compute, and how many wait for a place.
+    is_draining
+        Whether new requests are refused, because the server is about to stop.
+    is_over
+        Whether those that run are broken off, because it must not wait any longer.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -86,6 +95,7 @@ class Admission:
         self.active = 0
         self.waiting = 0
         self.is_draining = False
+        self.is_over = False
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
@@ -105,6 +115,7 @@ class Admission:
         self.active += 1
         start = time.perf_counter()
         try:
+            self.check_time()
             yield
         finally:
             self.active -= 1
@@ -112,13 +123,23 @@ class Admission:
             # Recent requests count more; an exact mean would need no less guessing.
             self._seconds += 0.2 * (time.perf_counter() - start - self._seconds)
 
+    @property
+    def busy(self) -> int:
+        """How many requests have been let in and are not done."""
+        return self.active + self.waiting
+
+    def check_time(self) -> None:
+        """Raise ApiError 503 when the server must not wait any longer; asked in worker threads, too."""
+        if self.is_over:
+            raise ApiError(503, "the server stops, and the answer was broken off; ask again later", "stopping")
+
     def _check(self) -> None:
         if self.is_draining:
             raise ApiError(
                 503, "the server is about to stop; ask another one, or again later", "stopping",
                 headers={"Retry-After": "5", "Connection": "close"},
             )  # fmt: skip
-        if self.active + self.waiting >= self._limits.max_concurrent + self._limits.max_queue:
+        if self.busy >= self._limits.max_concurrent + self._limits.max_queue:
             seconds = str(self._expected_wait())
             raise ApiError(
                 429, f"too many requests are waiting; ask again in {seconds} seconds", "overloaded",

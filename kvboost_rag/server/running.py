@@ -9,7 +9,7 @@ from contextlib import aclosing, closing
 from typing import Any, Final, TypeVar
 
 import anyio
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 from fastapi import Request
 
 from kvboost_rag.server.errors import api_error
@@ -36,7 +36,7 @@ async def working(service: Service, start: Callable[[], Generator[T, None, None]
         If there is no place, or for what the engine refuses.
     """
     try:
-        async with service.admission.place(), aclosing(_in_thread(start, service.threads)) as items:
+        async with service.admission.place(), aclosing(_in_thread(service, start)) as items:
             async for item in items:
                 yield item
     except Exception as error:
@@ -46,9 +46,7 @@ async def working(service: Service, start: Callable[[], Generator[T, None, None]
         raise told from error
 
 
-async def _in_thread(
-    start: Callable[[], Generator[T, None, None]], threads: CapacityLimiter
-) -> AsyncGenerator[T, None]:
+async def _in_thread(service: Service, start: Callable[[], Generator[T, None, None]]) -> AsyncGenerator[T, None]:
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[Any] = asyncio.Queue()
     given_up = threading.Event()
@@ -57,8 +55,9 @@ async def _in_thread(
         with closing(start()) as items:
             while not given_up.is_set() and (item := next(items, _END)) is not _END:
                 loop.call_soon_threadsafe(queue.put_nowait, item)
+                service.admission.check_time()
 
-    worker = asyncio.ensure_future(to_thread.run_sync(work, limiter=threads))
+    worker = asyncio.ensure_future(to_thread.run_sync(work, limiter=service.threads))
     worker.add_done_callback(lambda _: queue.put_nowait(_END))
     try:
         while (item := await queue.get()) is not _END:

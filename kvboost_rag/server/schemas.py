@@ -20,8 +20,9 @@ HARMLESS = frozenset(
     }
 )  # fmt: skip
 
+# Control characters would forge lines of logs, and no path can name them.
+DocumentId = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
-DocumentId = Annotated[str, Field(min_length=1, max_length=512)]
 
 
 class Body(BaseModel):
@@ -53,6 +54,11 @@ def _is_batch(given: Any) -> str:
 PostedDocuments = Annotated[
     Annotated[AddDocuments, Tag("batch")] | Annotated[NewDocument, Tag("one")], Discriminator(_is_batch)
 ]
+
+
+def _is_same(value: Any, idle: Any) -> bool:
+    """Compare, without taking true for 1."""
+    return bool(value == idle) and isinstance(value, bool) == isinstance(idle, bool)
 
 
 class StreamOptions(Body):
@@ -99,7 +105,7 @@ class AskedFields(Body):
             return given
         for name, (values, remedy) in cls.only.items():
             value = given.get(name)
-            if value is not None and not any(value == idle and isinstance(value, type(idle)) for idle in values):
+            if value is not None and not any(_is_same(value, idle) for idle in values):
                 raise PydanticCustomError(
                     "unsupported_value", "{param}={value} is not supported; {remedy}",
                     {"param": name, "value": repr(value)[:80], "remedy": remedy},
