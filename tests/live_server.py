@@ -41,7 +41,7 @@ class Live:
         return httpx.Client(base_url=self.url, headers=headers, timeout=60, **options)
 
     def idle(self) -> bool:
-        return not self.service.admission.active + self.service.admission.waiting
+        return self.service.admission.busy == 0
 
 
 def eventually(true, seconds: float = 30.0) -> None:

@@ -31,7 +31,8 @@ def test_the_pages_examples_run(smollm2, capsys):
     answer = json.loads(asked)
     assert "blue" in answer["choices"][0]["message"]["content"]
     assert sum(n for d in answer["kvboost"]["documents"].values() for kind, n in d.items() if kind == "computed") == 0
-    assert "blue" in client and int(re.search(r"(\d+) of", client)[1]) > 20 and "noon" in client
+    assert client.count("blue room") == 2
+    assert int(re.search(r"(\d+) of", client)[1]) > 20
     assert int(re.search(r"'cache_read': (\d+)", langchain)[1]) > 20
     assert "blue" in llama_index
 

@@ -19,7 +19,8 @@ __all__ = ["DrainingServer", "make_server", "serve"]
 logger = logging.getLogger("kvboost_rag.server")
 
 _LOCAL = ("127.0.0.1", "localhost", "::1", "[::1]")
-_LAST_SECONDS = 2
+# For a last forward, and to write what is left to those who were broken off.
+_LAST_SECONDS = 5
 
 
 class DrainingServer(uvicorn.Server):
@@ -60,12 +61,13 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Look, ten times a second, whether it is time to stop."""
-        admission = self._service.admission
         if self._deadline is not None:
-            is_over = time.monotonic() >= self._deadline
-            if is_over and admission.active + admission.waiting:
-                logger.warning("%d requests are broken off", admission.active + admission.waiting)
-            self.should_exit = self.should_exit or is_over or not admission.active + admission.waiting
+            late = time.monotonic() - self._deadline
+            busy = self._service.admission.busy
+            if late >= 0 and busy and not self._service.admission.is_over:
+                logger.warning("%d requests are broken off", busy)
+                self._service.admission.is_over = True
+            self.should_exit = self.should_exit or not busy or late >= _LAST_SECONDS
         return await super().on_tick(counter)
 
 
