@@ -11,6 +11,7 @@ pytest.importorskip("fastapi", reason="the server needs more packages: pip insta
 
 from live_server import BLUE, KEYS, OPERATOR, RED, ZEBRA, added, eventually, live_server, own_engine  # noqa: E402
 
+from kvboost_rag.inspection import inspect_folder  # noqa: E402
 from kvboost_rag.server import Keys, Limits, check_host  # noqa: E402
 
 CHAT = "/v1/chat/completions"
@@ -103,6 +104,14 @@ def test_each_namespace_gets_its_own_engines_answer(red, blue):
     assert red.post(CHAT, json=asked).json()["choices"][0]["message"]["content"] == expected
     assert blue.post(CHAT, json=asked).json()["usage"]["prompt_tokens"] != red.post(CHAT, json=asked).json()["usage"]
     assert blue.delete("/v1/documents/zebra").status_code == 200
+
+
+def test_each_namespace_keeps_its_files_in_a_folder_of_its_own(tmp_path):
+    with live_server(KEYS, cache_dir=tmp_path) as live:
+        added(live, RED)
+    assert {d.document_id for d in inspect_folder(tmp_path / "red")} == {"zebra", "music", "rain"}
+    assert inspect_folder(tmp_path / "blue") == []
+    assert {path.name for path in tmp_path.iterdir()} == {"red", "blue"}
 
 
 @pytest.mark.parametrize(
