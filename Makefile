@@ -12,7 +12,7 @@ MINIMAL := $(VENV)-minimal
 LOWEST := $(VENV)-lowest
 TORCHAO := $(VENV)-torchao
 
-.PHONY: demo test test-minimal test-lowest set-up-lowest test-torchao lint bench soak fuzz notebooks lab clean
+.PHONY: demo test test-minimal test-lowest set-up-lowest test-torchao lint bench soak fuzz load-test notebooks lab clean
 
 demo: $(READY)
 	$(BIN)/kvboost-rag demo
@@ -54,6 +54,11 @@ soak: $(READY)
 SECONDS ?= 600
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz_reader.py $(SECONDS)
+
+# Clients that ask a server of their own for SECONDS; the tests do 20 of them on a tiny model.
+CLIENTS ?= 8
+load-test: $(READY)
+	$(BIN)/python examples/load_test.py --seconds $(SECONDS) --clients $(CLIENTS)
 
 # Runs every notebook from top to bottom and keeps what it shows.
 notebooks: $(NOTEBOOKS_READY)

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from kvboost_rag import __version__, bench
+    from kvboost_rag import __version__, bench, serve_command
     from kvboost_rag.quantize import KV_DTYPES
 
     parser = argparse.ArgumentParser(prog="kvboost-rag", description="Reuse the KV of retrieved documents anywhere.")
@@ -85,6 +85,10 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--max-disk-bytes", type=_size, help="prune to this size, as 4GiB; rarely used KV goes")
     inspect.add_argument("--json", action="store_true", help="print one JSON object")
     inspect.set_defaults(run=_inspect)
+
+    serve = commands.add_parser("serve", help="answer OpenAI's clients over HTTP")
+    serve_command.add_arguments(serve)
+    serve.set_defaults(run=serve_command.run)
 
     measure = commands.add_parser("bench", help="measure speed and quality against full prefill")
     bench.add_arguments(measure)

@@ -621,6 +621,7 @@ class KVBoostEngine(DocumentMethods):
                 shared_hits=self._store.shared_hits,
                 requests=self._counts["requests"],
                 tokens=tokens,
+                evictions=self._memory.evictions,
             )
 
     def close(self) -> None:

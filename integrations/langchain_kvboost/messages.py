@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.documents import Document
@@ -19,12 +16,12 @@ from langchain_core.messages import (
     ToolMessage,
 )
 
-from kvboost_rag import Document as EngineDocument
+from kvboost_rag.structured import Abilities, MadeCall, Messages, with_calls, with_result
 from langchain_kvboost.documents import cut_at, to_engine
 
-__all__ = ["Abilities", "Prompt", "artifact_documents", "extend_system", "translate", "written_call"]
+__all__ = ["Prompt", "artifact_documents", "translate"]
 
-Prompt = list[dict[str, Any]]
+Prompt = Messages
 
 _ROLES: dict[type[BaseMessage], str] = {
     AIMessage: "assistant",
@@ -35,34 +32,6 @@ _ROLES: dict[type[BaseMessage], str] = {
 }
 # What a model said to itself or called; the calls are in ``tool_calls``.
 _UNSAID = frozenset({"tool_use", "tool_call", "input_json_delta", "thinking", "redacted_thinking", "reasoning"})
-
-
-@dataclass(frozen=True)
-class Abilities:
-    """What a chat template makes of tools by itself.
-
-    Parameters
-    ----------
-    lists_tools
-        It writes the tools that can be called.
-    writes_calls
-        It writes the calls of an assistant's message.
-    reads_results
-        It knows the role ``tool``.
-    """
-
-    lists_tools: bool
-    writes_calls: bool
-    reads_results: bool
-
-    @classmethod
-    def of(cls, template: str) -> Abilities:
-        """Read them off a template."""
-        return cls(
-            lists_tools=bool(re.search(r"\btools\b", template)),
-            writes_calls="tool_calls" in template,
-            reads_results=bool(re.search(r"""["']tool["']""", template)),
-        )
 
 
 def translate(messages: Sequence[BaseMessage], abilities: Abilities) -> Prompt:
@@ -90,20 +59,6 @@ def artifact_documents(messages: Sequence[BaseMessage]) -> list[Document]:
     return [document for message in messages for document in _artifact(message)]
 
 
-def extend_system(prompt: Prompt, text: str) -> Prompt:
-    """Add text to the system message, or a system message to the prompt."""
-    if prompt and prompt[0]["role"] == "system":
-        parts = prompt[0]["content"]
-        return [{**prompt[0], "content": [*_as_parts(parts), f"\n\n{text}"]}, *prompt[1:]]
-    return [{"role": "system", "content": text}, *prompt]
-
-
-def written_call(name: str, arguments: Any) -> str:
-    """Write a call as models are taught to."""
-    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{call}\n</tool_call>"
-
-
 def _translated(message: BaseMessage, abilities: Abilities) -> dict[str, Any]:
     role = message.role if isinstance(message, ChatMessage) else _role(message)
     text = _text(message)
@@ -111,7 +66,8 @@ def _translated(message: BaseMessage, abilities: Abilities) -> dict[str, Any]:
     if message.name:
         out["name"] = message.name
     if isinstance(message, AIMessage) and message.tool_calls:
-        return {**out, **_with_calls(text, message, abilities)}
+        calls = [MadeCall(call["id"], call["name"], call["args"]) for call in message.tool_calls]
+        return {**out, **with_calls(text, calls, abilities)}
     if role == "tool":
         return {**out, **_result(text, message, abilities)}
     return out
@@ -124,23 +80,10 @@ def _role(message: BaseMessage) -> str:
     raise ValueError(f"a {type(message).__name__} can not be put into a prompt; leave it out or use another message")
 
 
-def _with_calls(text: str, message: AIMessage, abilities: Abilities) -> dict[str, Any]:
-    if not abilities.writes_calls:
-        calls = [written_call(call["name"], call["args"]) for call in message.tool_calls]
-        return {"content": "\n".join([text, *calls] if text else calls)}
-    calls_ = [
-        {"type": "function", "id": call["id"], "function": {"name": call["name"], "arguments": call["args"]}}
-        for call in message.tool_calls
-    ]
-    return {"tool_calls": calls_}
-
-
 def _result(text: str, message: BaseMessage, abilities: Abilities) -> dict[str, Any]:
     parts = cut_at(text, [to_engine(document) for document in _artifact(message)])
-    if not abilities.reads_results:
-        return {"role": "user", "content": ["<tool_response>\n", *parts, "\n</tool_response>"]}
     call_id = message.tool_call_id if isinstance(message, ToolMessage) else None
-    return {"content": parts or text, "tool_call_id": call_id}
+    return with_result(parts, call_id, abilities)
 
 
 def _artifact(message: BaseMessage) -> list[Document]:
@@ -166,7 +109,3 @@ def _block_text(block: str | dict[str, Any], kind: str) -> str:
             f"a {kind} message holds a block of type {block.get('type')!r}, but the model reads text alone; remove it"
         )
     return str(block["text"])
-
-
-def _as_parts(content: Any) -> list[str | EngineDocument]:
-    return [content] if isinstance(content, str) else list(content)

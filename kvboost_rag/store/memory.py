@@ -35,6 +35,11 @@ class MemoryStore(ChunkStore):
     usage
         Counts of events, by which chunks are scored; None begins new ones.
 
+    Attributes
+    ----------
+    evictions
+        How many chunks have gone for others.
+
     Raises
     ------
     ValueError
@@ -59,6 +64,7 @@ class MemoryStore(ChunkStore):
         self._touched: dict[str, int] = {}
         self._touches = 0
         self._nbytes = 0
+        self.evictions = 0
         self._ends = DocumentEnds(self._scored)
         self._gaps = Gaps(self._entries)
         self._pins: Counter[str] = Counter()
@@ -109,6 +115,7 @@ class MemoryStore(ChunkStore):
             return False
         victims = self._victims(entry, self._nbytes + nbytes - self._max_bytes)
         for victim in victims or ():
+            self.evictions += 1
             for document_id, index in self._drop(victim).items():
                 # What goes of the document itself is of an earlier version.
                 if document_id != chunk.document_id:

@@ -9,9 +9,10 @@ from langchain_core.exceptions import OutputParserException
 from langchain_core.tools import tool
 from langchain_kvboost import ChatKVBoost
 from langchain_kvboost.answers import chunk_of, message_of
-from langchain_kvboost.tools import FreeReader
 from pydantic import BaseModel
 from test_engine import make_engine
+
+from kvboost_rag.structured import FreeReader
 
 METHODS = ("function_calling", "json_schema", "json_mode")
 

@@ -20,14 +20,14 @@ from langchain_core.messages import AIMessage, ChatMessage, HumanMessage, System
 from langchain_core.tools import tool
 from langchain_kvboost import ChatKVBoost, KVBoostLLM, engines, release_engines, share_engine, shared_engine
 from langchain_kvboost.documents import find, register, restore_reprs
-from langchain_kvboost.messages import Abilities, translate
-from langchain_kvboost.tools import FreeReader, ToolRequest
+from langchain_kvboost.messages import translate
 from pydantic import ValidationError
 from test_engine import DOCUMENTS, MUSIC, RAIN, ZEBRA, make_engine
 from tiny import tiny_model, tiny_tokenizer
 
 from kvboost_rag import Document as EngineDocument
 from kvboost_rag import SpanKind
+from kvboost_rag.structured import Abilities, FreeReader, ToolRequest
 
 GREEDY = {"temperature": 0, "max_tokens": 6}
 PLAIN = Abilities(lists_tools=False, writes_calls=False, reads_results=False)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from langchain_kvboost.structured import call_grammar
+from kvboost_rag.structured.grammar import call_grammar
 
 __all__ = ["CallReader", "FreeReader", "Piece", "Reader", "ToolRequest", "parsed_call"]
 

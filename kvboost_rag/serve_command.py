@@ -1,0 +1,125 @@
+"""``kvboost-rag serve``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvboost_rag.layouts import LAYOUTS
+from kvboost_rag.quantize import KV_DTYPES
+from kvboost_rag.sizes import parse_bytes
+
+if TYPE_CHECKING:
+    from kvboost_rag.server import Engines, Keys, Limits, Service
+
+__all__ = ["add_arguments", "run"]
+
+KEYS_VARIABLE = "KVBOOST_API_KEYS"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``serve`` to a parser."""
+    parser.add_argument("--model", default="smollm2", help="folder, GGUF file, or model id (default: smollm2)")
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1: this machine alone)")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default 8000)")
+    parser.add_argument("--api-keys", type=Path, help=f"file of namespace:key lines (default: ${KEYS_VARIABLE})")
+    parser.add_argument("--allow-anyone", action="store_true", help="serve other machines without keys")
+    _engine_arguments(parser.add_argument_group("engines", "budgets are those of each namespace"))
+    _limit_arguments(parser.add_argument_group("limits"))
+
+
+def _engine_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--layout", choices=tuple(LAYOUTS), default="chat", help="of documents (default chat)")
+    group.add_argument("--repair", help="repair method (default auto)")
+    group.add_argument("--kv-dtype", choices=KV_DTYPES, default="native", help="what KV is stored as")
+    group.add_argument("--cache-dir", type=Path, help="where KV is kept for the next start, a folder for a namespace")
+    group.add_argument("--max-memory-bytes", type=_size, help="documents' KV in memory, as 4GiB (default: no limit)")
+    group.add_argument("--max-disk-bytes", type=_size, help="documents' KV in --cache-dir (default: no limit)")
+    group.add_argument("--max-prefix-bytes", type=_size, default=1 << 30, help="KV of earlier prompts (default 1GiB)")
+    group.add_argument("--trusted-only", action="store_true", help="refuse documents that nobody added beforehand")
+    group.add_argument("--secret-file", type=Path, help="file with the secret that signs the KV in --cache-dir")
+
+
+def _limit_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--max-concurrent", type=int, default=8, help="requests at a time (default 8)")
+    group.add_argument("--max-queue", type=int, default=64, help="requests that wait; more get 429 (default 64)")
+    group.add_argument("--max-body-bytes", type=_size, default=8 << 20, help="of a request (default 8MiB)")
+    group.add_argument("--max-tokens", type=int, default=4096, help="of an answer (default 4096)")
+    group.add_argument("--max-prompt-tokens", type=int, help="of a prompt (default: the context window)")
+    group.add_argument("--max-documents", type=int, default=64, help="of one chat (default 64)")
+    group.add_argument("--max-batch-documents", type=int, default=1024, help="added at once (default 1024)")
+    group.add_argument("--max-known-documents", type=int, default=100_000, help="of a namespace (default 100000)")
+    group.add_argument("--timeout", type=float, help="seconds for one answer (default: no limit)")
+    group.add_argument("--drain", type=float, default=30.0, help="seconds for running requests at the end (default 30)")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Load the model and serve it until a signal comes.
+
+    Raises
+    ------
+    ImportError
+        If the extra ``serve`` is not installed.
+    ValueError, OSError
+        If an option can not be used.
+    """
+    from kvboost_rag.server import Service, check_host, serve
+
+    keys = _keys(args.api_keys)
+    check_host(args.host, keys, allow_anyone=args.allow_anyone)
+    limits = _limits(args)
+    service = Service(_engines(args, keys), keys, limits)
+    serve(
+        service, args.host, args.port, announce=lambda address: print(_greeting(service, address), flush=True),
+        log_level="info" if args.verbose else "warning",
+    )  # fmt: skip
+
+
+def _keys(path: Path | None) -> Keys:
+    from kvboost_rag.server import Keys
+
+    text = os.environ.get(KEYS_VARIABLE, "") if path is None else path.read_text(encoding="utf-8")
+    return Keys() if path is None and not text else Keys.parse(text)
+
+
+def _limits(args: argparse.Namespace) -> Limits:
+    from kvboost_rag.server import Limits
+
+    return Limits(**{name: getattr(args, name) for name in Limits.__dataclass_fields__})
+
+
+def _engines(args: argparse.Namespace, keys: Keys) -> Engines:
+    from kvboost_rag.loading import load_model
+    from kvboost_rag.server import Engines
+
+    options = {
+        "layout": LAYOUTS[args.layout], "repair": args.repair, "kv_dtype": args.kv_dtype, "cache_dir": args.cache_dir,
+        "max_memory_bytes": args.max_memory_bytes, "max_disk_bytes": args.max_disk_bytes,
+        "max_prefix_bytes": args.max_prefix_bytes, "trusted_only": args.trusted_only,
+        "secret": None if args.secret_file is None else args.secret_file.read_bytes().strip(),
+    }  # fmt: skip
+    return Engines(*load_model(args.model), model_name(args.model), keys.namespaces, options)
+
+
+def model_name(model: str) -> str:
+    """Return what requests call a model: the last part of a path, an id as it is."""
+    return Path(model).name if Path(model).exists() else model
+
+
+def _greeting(service: Service, address: str) -> str:
+    body = json.dumps({"model": service.engines.name, "messages": [{"role": "user", "content": "Who wrote Faust?"}]})
+    key = " -H 'Authorization: Bearer KEY'" if service.keys.digests else ""
+    return (
+        f"{service.engines.name} at {address}/v1\n"
+        f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+    )
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

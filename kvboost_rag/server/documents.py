@@ -1,0 +1,93 @@
+"""Documents that a request names or brings, and those that it adds, one after the other; runs in worker threads."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+from kvboost_rag.engine import KVBoostEngine
+from kvboost_rag.server.errors import ApiError
+from kvboost_rag.server.limits import Limits
+from kvboost_rag.server.schemas import NewDocument
+from kvboost_rag.types import Document
+
+__all__ = ["add_documents", "check_batch", "chosen_documents", "known_document"]
+
+
+def known_document(engine: KVBoostEngine, document_id: str, *, status: int = 404) -> Document:
+    """Return a document of this namespace.
+
+    Raises
+    ------
+    ApiError
+        If there is none with this id, with the same words whether or not another namespace has one.
+    """
+    found = engine.get_document(document_id)
+    if found is None:
+        raise ApiError(
+            status, f"document {document_id!r} is not known; add it by POST /v1/documents", "document_not_found",
+            "documents",
+        )  # fmt: skip
+    return found
+
+
+def chosen_documents(
+    engine: KVBoostEngine, given: Sequence[str | NewDocument], limits: Limits, *, register: bool
+) -> list[Document]:
+    """Turn ids and texts into documents.
+
+    Parameters
+    ----------
+    engine
+        Of the namespace.
+    given
+        In the order of the prompt.
+    limits
+        How many may be given, and known.
+    register
+        Whether KV is kept of texts whose id is not known yet. A known id with another text is computed in place: what
+        a retriever returns may be an extract, and only ``POST /v1/documents`` replaces.
+    """
+    if len(given) > limits.max_documents:
+        raise ApiError(
+            400, f"the request has {len(given)} documents, and the server takes {limits.max_documents}; pass fewer",
+            "too_many_documents", "documents",
+        )  # fmt: skip
+    chosen = [known_document(engine, d, status=400) if isinstance(d, str) else _made(d) for d in given]
+    if register and not engine.trusted_only:
+        new = {d.id: d for d in chosen if engine.get_document(d.id) is None}
+        _check_room(engine, len(new), limits)
+        engine.add_documents(new.values())
+    return chosen
+
+
+def check_batch(given: Sequence[NewDocument], limits: Limits) -> None:
+    """Refuse too many documents at once, and an id that comes twice."""
+    if len(given) > limits.max_batch_documents:
+        raise ApiError(
+            400, f"the request adds {len(given)} documents, and the server takes {limits.max_batch_documents} at once; "
+            "pass fewer", "too_many_documents", "documents",
+        )  # fmt: skip
+    if len({document.id for document in given}) < len(given):
+        raise ApiError(400, "a document id comes twice; give each document its own", "invalid_value", "documents")
+
+
+def add_documents(
+    engine: KVBoostEngine, given: Sequence[NewDocument], limits: Limits
+) -> Generator[Document, None, None]:
+    """Add documents; yield each when it is there. Those that are done stay when this is closed or one is refused."""
+    _check_room(engine, sum(engine.get_document(d.id) is None for d in given), limits)
+    for document in map(_made, given):
+        engine.add_documents([document])
+        yield document
+
+
+def _made(given: NewDocument) -> Document:
+    return Document(given.id, given.text, given.version, given.metadata)
+
+
+def _check_room(engine: KVBoostEngine, new: int, limits: Limits) -> None:
+    if new and len(engine.documents) + new > limits.max_known_documents:
+        raise ApiError(
+            400, f"there is no room for {new} more documents; the namespace holds {limits.max_known_documents} at "
+            "most, so delete some", "too_many_documents", "documents",
+        )  # fmt: skip

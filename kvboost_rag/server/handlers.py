@@ -1,0 +1,73 @@
+"""Exceptions to responses, each in the form that OpenAI's clients read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from kvboost_rag.server.errors import ApiError
+from kvboost_rag.server.running import ClientGone
+
+__all__ = ["HANDLERS"]
+
+_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+
+
+def _told(error: ApiError) -> JSONResponse:
+    return JSONResponse(error.body, error.status, dict(error.headers))
+
+
+async def _api_error(request: Request, error: ApiError) -> Response:
+    return _told(error)
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    status = error.status_code
+    return _told(ApiError(status, error.detail, _CODES.get(status, "bad_request"), headers=error.headers or {}))
+
+
+async def _gone(request: Request, error: ClientGone) -> Response:
+    # Nobody reads it; the number is the one that access logs know.
+    return Response(status_code=499)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return _told(ApiError(500, "the server failed; its log says why", "server_error"))
+
+
+async def _invalid(request: Request, error: RequestValidationError) -> Response:
+    """Tell one thing that is wrong with a request: of alternatives that were tried, the one that came furthest."""
+    first = max(error.errors(), key=lambda one: len(one["loc"]))
+    if first["type"] == "json_invalid":
+        return _told(ApiError(400, f"the body is no JSON: {first['ctx']['error']}", "invalid_json"))
+    where = first.get("ctx", {}).get("param") or _path(first["loc"][1:], error.body)
+    if first["type"] == "extra_forbidden":
+        return _told(ApiError(400, f"{where} is not known; leave it out", "unknown_parameter", where))
+    code = first["type"] if first["type"] == "unsupported_value" else "invalid_value"
+    message = first["msg"] if where in first["msg"] else f"{where}: {first['msg']}"
+    return _told(ApiError(400, message, code, where or None))
+
+
+def _path(loc: Sequence[Any], body: Any) -> str:
+    """Write where in the body something is; names of alternatives that a validator tried are left out."""
+    out = ""
+    for part in loc:
+        if isinstance(body, list) and isinstance(part, int) and part < len(body):
+            out, body = f"{out}[{part}]", body[part]
+        elif isinstance(body, dict) and isinstance(part, str) and (part in body or part == loc[-1]):
+            out, body = f"{out}.{part}" if out else part, body.get(part)
+    return out
+
+
+HANDLERS: dict[type[Exception], Callable[[Request, Any], Any]] = {
+    ApiError: _api_error,
+    RequestValidationError: _invalid,
+    HTTPException: _http_error,
+    ClientGone: _gone,
+    Exception: _failed,
+}

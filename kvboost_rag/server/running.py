@@ -1,0 +1,96 @@
+"""Work in threads for requests in an event loop: one thread runs all of a request, and stops when nobody listens."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import aclosing, closing
+from typing import Any, Final, TypeVar
+
+import anyio
+from anyio import to_thread
+from fastapi import Request
+
+from kvboost_rag.server.errors import api_error
+from kvboost_rag.server.service import Service
+
+__all__ = ["ClientGone", "unless_gone", "working"]
+
+T = TypeVar("T")
+_END: Final = object()
+
+
+class ClientGone(Exception):
+    """The client has closed the connection."""
+
+
+async def working(service: Service, start: Callable[[], Generator[T, None, None]]) -> AsyncGenerator[T, None]:
+    """Wait for a place, then run a generator in a thread, and yield what it yields.
+
+    Closing this closes that, at its next item, and returns when the thread has let go of it.
+
+    Raises
+    ------
+    ApiError
+        If there is no place, or for what the engine refuses.
+    """
+    try:
+        async with service.admission.place(), aclosing(_in_thread(service, start)) as items:
+            async for item in items:
+                yield item
+    except Exception as error:
+        told = api_error(error)
+        if told is None:
+            raise
+        raise told from error
+
+
+async def _in_thread(service: Service, start: Callable[[], Generator[T, None, None]]) -> AsyncGenerator[T, None]:
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[Any] = asyncio.Queue()
+    given_up = threading.Event()
+
+    def work() -> None:
+        with closing(start()) as items:
+            while not given_up.is_set() and (item := next(items, _END)) is not _END:
+                loop.call_soon_threadsafe(queue.put_nowait, item)
+                service.admission.check_time()
+
+    worker = asyncio.ensure_future(to_thread.run_sync(work, limiter=service.threads))
+    worker.add_done_callback(lambda _: queue.put_nowait(_END))
+    try:
+        while (item := await queue.get()) is not _END:
+            yield item
+        await worker
+    finally:
+        given_up.set()
+        # Whoever cancels this must still wait: until the thread is done, its place is not free.
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([worker])
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """Await something for as long as the client holds the connection.
+
+    Raises
+    ------
+    ClientGone
+        If it has closed it; the work is cancelled then.
+    """
+    doing = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise ClientGone
+        return doing.result()
+    finally:
+        doing.cancel()
+        gone.cancel()
+        await asyncio.wait({doing, gone})
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,89 @@
+"""What all requests of a server share, and whose request one is."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from anyio import CapacityLimiter
+from fastapi import Depends, Request
+
+from kvboost_rag.engine import KVBoostEngine
+from kvboost_rag.server.auth import OPERATOR, Keys
+from kvboost_rag.server.engines import Engines
+from kvboost_rag.server.errors import ApiError
+from kvboost_rag.server.limits import Admission, Limits
+from kvboost_rag.server.metrics import Metrics
+
+__all__ = ["Caller", "Operator", "Served", "Service", "new_id"]
+
+
+@dataclass(frozen=True, eq=False)
+class Service:
+    """A server's parts; made once, used in one event loop.
+
+    Parameters
+    ----------
+    engines
+        Who answers.
+    keys
+        Who may ask.
+    limits
+        How much.
+    """
+
+    engines: Engines
+    keys: Keys = field(default_factory=Keys)
+    limits: Limits = field(default_factory=Limits)
+    admission: Admission = field(init=False)
+    metrics: Metrics = field(init=False)
+    threads: CapacityLimiter = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make what belongs together; one thread for each place, so that none waits for a thread."""
+        object.__setattr__(self, "admission", Admission(self.limits))
+        object.__setattr__(self, "metrics", Metrics(self.engines, self.admission))
+        object.__setattr__(self, "threads", CapacityLimiter(self.limits.max_concurrent))
+
+    def check_model(self, name: str) -> None:
+        """Refuse any other model than the one that is served."""
+        if name != self.engines.name:
+            raise ApiError(
+                404, f"the model {name!r} is not served here; ask for {self.engines.name!r}", "model_not_found", "model"
+            )
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+Served = Annotated[Service, Depends(_service)]
+
+
+def _caller(request: Request, service: Served) -> KVBoostEngine:
+    namespace = service.keys.namespace(request.headers.get("authorization"))
+    if namespace == OPERATOR:
+        raise ApiError(403, "this key reads /metrics alone; send the key of a namespace", "wrong_kind_of_key")
+    return service.engines[namespace]
+
+
+Caller = Annotated[KVBoostEngine, Depends(_caller)]
+"""The engine of the namespace that the request's key belongs to."""
+
+
+def _operator(request: Request, service: Served) -> None:
+    namespace = service.keys.namespace(request.headers.get("authorization"))
+    if service.keys.digests and namespace != OPERATOR:
+        raise ApiError(
+            403, "the metrics tell about all namespaces; send the key of the namespace '*'", "wrong_kind_of_key"
+        )
+
+
+Operator = Depends(_operator)
+
+
+def new_id(kind: str) -> str:
+    """Make an id for an answer."""
+    return f"{kind}-{secrets.token_hex(12)}"

@@ -1,0 +1,55 @@
+"""``kvboost-rag serve``: what its options become, and what it refuses before a model is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the server needs more packages: pip install 'kvboost-rag[serve]'")
+
+from kvboost_rag import serve_command  # noqa: E402
+from kvboost_rag.cli import _parser, main  # noqa: E402
+from kvboost_rag.server import Limits  # noqa: E402
+
+KEY = "a-key-of-many-letters"
+
+
+def read(*arguments: str):
+    return _parser().parse_args(["serve", *arguments])
+
+
+def test_the_options_defaults_are_the_limits_own():
+    assert serve_command._limits(read()) == Limits()
+    changed = serve_command._limits(read("--max-queue", "0", "--max-body-bytes", "1MiB", "--timeout", "2.5"))
+    assert changed == Limits(max_queue=0, max_body_bytes=1 << 20, timeout=2.5)
+
+
+def test_keys_come_from_a_file_or_else_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.delenv(serve_command.KEYS_VARIABLE, raising=False)
+    assert serve_command._keys(None).namespaces == ("",)
+    monkeypatch.setenv(serve_command.KEYS_VARIABLE, f"red:{KEY}1 red:{KEY}2 blue:{KEY}3")
+    assert serve_command._keys(None).namespaces == ("red", "blue")
+    (tmp_path / "keys").write_text(f"# of the team\n\ngreen:{KEY}4\n")
+    keys = serve_command._keys(tmp_path / "keys")
+    assert keys.namespaces == ("green",)
+    assert keys.namespace(f"bearer {KEY}4") == "green"
+    assert KEY not in repr(keys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--host", "0.0.0.0"], "give --api-keys"),
+        (["--api-keys", "nowhere"], "nowhere"),
+        (["--max-concurrent", "0"], "max_concurrent is 0; give at least 1"),
+        (["--timeout", "nan"], "timeout is nan"),
+        (["--model", "nobody/nothing"], "nobody/nothing"),
+    ],
+)
+def test_errors_are_one_line_with_the_remedy(arguments, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(serve_command.KEYS_VARIABLE, raising=False)
+    assert main(["serve", *arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
