@@ -65,7 +65,9 @@ def measured() -> str:
 def _section(path: Path) -> str:
     setup = json.loads(path.read_text(encoding="utf-8"))["setup"]
     script = ROOT / "examples" / "readme_table.py"
-    table = subprocess.run([sys.executable, str(script), str(path)], capture_output=True, text=True, check=True).stdout
+    # Without site-packages, which the script has no use for, it starts at once.
+    command = [sys.executable, "-S", str(script), str(path)]
+    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     machine = setup["machine"]
     where = f"{setup['dtype']}, threads: {machine['threads']}, {machine['processor']} ({machine['device']})"
     name = path.relative_to(RESULTS).with_suffix("").as_posix()

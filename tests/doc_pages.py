@@ -14,8 +14,8 @@ DOCS = ROOT / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts)
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
-# What differs from run to run.
-_TIME = re.compile(r"\d+(\.\d+)? (ms|s)\b")
+# What differs from run to run; pages may leave it out.
+_TIME = re.compile(r"(?:\d+(?:\.\d+)?|…) (ms|s)\b")
 
 
 @dataclass(frozen=True)
@@ -43,4 +43,4 @@ def run_block(block: Block, namespace: dict[str, Any]) -> str:
 
 
 def without_times(text: str) -> str:
-    return _TIME.sub(r"# \2", text)
+    return _TIME.sub(r"# \1", text)
