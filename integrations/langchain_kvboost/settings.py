@@ -19,7 +19,7 @@ _GENERATION = ("top_k", "min_p", "repetition_penalty", "ignore_eos")
 
 
 class Settings(BaseModel):
-    """Fields of :class:`ChatKVBoost` and :class:`KVBoostLLM`.
+    """Fields of :class:`langchain_kvboost.ChatKVBoost` and :class:`langchain_kvboost.KVBoostLLM`.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ _LOADING = threading.Lock()
 
 
 class EngineLLM(Configurable):
-    """The half of :class:`KVBoostLLM` that knows its engine.
+    """The half of :class:`llama_index.llms.kvboost.KVBoostLLM` that knows its engine.
 
     Parameters
     ----------

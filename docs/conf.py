@@ -1,0 +1,55 @@
+"""The site of the documentation: ``make docs``."""
+
+import sys
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "integrations"), str(HERE.parent)]
+
+import generate  # noqa: E402
+
+project = "kvboost_rag"
+author = "The kvboost_rag developers"
+release = version = version_of("kvboost-rag")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+# Links to headings, as code hosts make them.
+myst_heading_anchors = 3
+
+napoleon_google_docstring = False
+# The type stands in the signature.
+napoleon_use_rtype = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+add_module_names = False
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 100
+
+nitpicky = True
+# Types of other packages: their sites are not asked for, so that the build needs no network.
+nitpick_ignore_regex = [
+    (
+        "py:.*",
+        r"(torch|transformers|numpy|np|npt|langchain_core|llama_index\.core|llama_index_instrumentation|pydantic"
+        r"|collections|typing|pathlib|uuid|json|Path)\b.*",
+    ),
+    # Named for readers of the source; no part of the reference.
+    (
+        "py:.*",
+        r"kvboost_rag\.(tokens|sensitivity|progress|bench\.(data|measure|summary)|types\.(Chunk$|Quantized$)).*",
+    ),
+    # Types with brackets in docstrings, which are cut at commas.
+    ("py:class", r".*\[.*"),
+]
+
+html_theme = "furo"
+html_title = f"kvboost_rag {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_copyright = False
+html_show_sphinx = False
+
+generate.write_pages(HERE)
