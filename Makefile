@@ -12,7 +12,7 @@ MINIMAL := $(VENV)-minimal
 LOWEST := $(VENV)-lowest
 TORCHAO := $(VENV)-torchao
 
-.PHONY: demo test test-minimal test-lowest set-up-lowest test-torchao lint bench soak fuzz notebooks lab clean
+.PHONY: demo test test-minimal test-lowest set-up-lowest test-torchao lint bench soak fuzz faults notebooks lab clean
 
 demo: $(READY)
 	$(BIN)/kvboost-rag demo
@@ -54,6 +54,10 @@ soak: $(READY)
 SECONDS ?= 600
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz_reader.py $(SECONDS)
+
+# Single faults in a copy of the package, and the tests that have to notice each; the better part of an hour.
+faults: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/faults.py
 
 # Runs every notebook from top to bottom and keeps what it shows.
 notebooks: $(NOTEBOOKS_READY)

@@ -138,8 +138,10 @@ class KVBoostEngine(DocumentMethods):
         self.kv_format = KVFormat(kv_dtype, sink_tokens)
         quantised = None if kv_dtype == "native" else kv_dtype
         _check_reuse(
-            reuse, repair, quality, policy, cache_dir, context_documents or None, quantised, max_memory_bytes, secret
-        )
+            reuse, repair, quality, policy, cache_dir, context_documents or None, quantised, max_memory_bytes, secret,
+            max_disk_bytes, read_only or None, None if eviction == "importance" else eviction,
+            None if refill else "no refill",
+        )  # fmt: skip
         if trusted_only and cache_dir is not None and secret is None:
             raise ValueError(
                 "trusted_only needs a secret for cache_dir, or whoever can write there could change documents' KV; "
@@ -503,6 +505,7 @@ class KVBoostEngine(DocumentMethods):
             clock.check()
             request = self._compose(asked, clock)
             session = self._session(request)
+            self._check_still(session)
             self._counts["requests"] += 1
             for span in session.spans:
                 self._counts[span.kind.value] += span.tokens
@@ -520,15 +523,19 @@ class KVBoostEngine(DocumentMethods):
         with self._lock:
             self._check_open()
             clock.check()
-            # Far cheaper than a look at all weights, which comes when the answer is kept.
-            if self._watch.is_switched():
-                self._current()
-            if self._is_stale(session):
-                raise ModelChangedError(
-                    "the model's adapters or weights changed while it was answering; ask again, and change them "
-                    "between answers"
-                )
+            self._check_still(session)
             return session.step(token_id)
+
+    def _check_still(self, session: Session) -> None:
+        """Raise ModelChangedError if adapters were switched during an answer."""
+        # Far cheaper than a look at all weights, which comes when the answer is kept.
+        if self._watch.is_switched():
+            self._current()
+        if self._is_stale(session):
+            raise ModelChangedError(
+                "the model's adapters or weights changed while it was answering; ask again, and change them between "
+                "answers"
+            )
 
     def _is_stale(self, session: Session) -> bool:
         """Whether a session's KV was computed by the model in another state."""
@@ -609,8 +616,8 @@ def _check_reuse(reuse: str, *for_reuse: object) -> None:
         raise ValueError(f"reuse is 'on' or 'off', not {reuse!r}")
     if reuse == "off" and any(option is not None for option in for_reuse):
         raise ValueError(
-            "repair, quality, policy, cache_dir, context_documents, max_memory_bytes, kv_dtype and secret have no "
-            "use with reuse='off'; leave them out"
+            "repair, quality, policy, cache_dir, context_documents, max_memory_bytes, max_disk_bytes, read_only, "
+            "eviction, refill, kv_dtype and secret have no use with reuse='off'; leave them out"
         )
 
 
