@@ -13,8 +13,8 @@ MINIMAL := $(VENV)-minimal
 LOWEST := $(VENV)-lowest
 TORCHAO := $(VENV)-torchao
 
-.PHONY: demo test test-minimal test-lowest set-up-lowest test-torchao lint bench soak fuzz load-test notebooks lab docs \
-	clean
+.PHONY: demo test test-minimal test-lowest set-up-lowest test-torchao lint bench soak fuzz faults load-test notebooks \
+	lab docs clean
 
 demo: $(READY)
 	$(BIN)/kvboost-rag demo
@@ -61,6 +61,9 @@ fuzz: $(READY)
 CLIENTS ?= 8
 load-test: $(READY)
 	$(BIN)/python examples/load_test.py --seconds $(SECONDS) --clients $(CLIENTS)
+# Single faults in a copy of the package, and the tests that have to notice each; the better part of an hour.
+faults: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore tests/faults.py
 
 # Runs every notebook from top to bottom and keeps what it shows.
 notebooks: $(NOTEBOOKS_READY)

@@ -159,7 +159,8 @@ class KVBoostEngine(DocumentMethods):
         quantised = None if kv_dtype == "native" else kv_dtype
         _check_reuse(
             reuse, repair, quality, policy, cache_dir, context_documents or None, quantised, max_memory_bytes, secret,
-            store, None if max_batch == 1 else max_batch,
+            store, max_disk_bytes, read_only or None, None if eviction == "importance" else eviction,
+            None if refill else "no refill", None if max_batch == 1 else max_batch,
         )  # fmt: skip
         if not isinstance(max_batch, int) or max_batch < 1:
             raise ValueError(f"max_batch={max_batch!r} is no number of answers; pass 1 or more")
@@ -540,6 +541,7 @@ class KVBoostEngine(DocumentMethods):
         clock.check()
         request = self._compose(asked, clock)
         session = self._session(request)
+        self._check_still(session)
         self._counts["requests"] += 1
         for span in session.spans:
             self._counts[span.kind.value] += span.tokens
@@ -576,13 +578,17 @@ class KVBoostEngine(DocumentMethods):
     def _check_step(self, session: Session, clock: Clock) -> None:
         self._check_open()
         clock.check()
+        self._check_still(session)
+
+    def _check_still(self, session: Session) -> None:
+        """Raise ModelChangedError if adapters were switched during an answer."""
         # Far cheaper than a look at all weights, which comes when the answer is kept.
         if self._watch.is_switched():
             self._current()
         if self._is_stale(session):
             raise ModelChangedError(
-                "the model's adapters or weights changed while it was answering; ask again, and change them "
-                "between answers"
+                "the model's adapters or weights changed while it was answering; ask again, and change them between "
+                "answers"
             )
 
     def _is_stale(self, session: Session) -> bool:
@@ -666,8 +672,8 @@ def _check_reuse(reuse: str, *for_reuse: object) -> None:
         raise ValueError(f"reuse is 'on' or 'off', not {reuse!r}")
     if reuse == "off" and any(option is not None for option in for_reuse):
         raise ValueError(
-            "repair, quality, policy, cache_dir, store, context_documents, max_memory_bytes, kv_dtype, secret and "
-            "max_batch have no use with reuse='off'; leave them out"
+            "repair, quality, policy, cache_dir, store, context_documents, max_memory_bytes, max_disk_bytes, "
+            "read_only, eviction, refill, kv_dtype, secret and max_batch have no use with reuse='off'; leave them out"
         )
 
 

@@ -48,8 +48,8 @@ class Guard:
         return {**rest, "content": self.text(message["content"], markup=markup)}
 
     def option(self, value: Any) -> Any:
-        """Guard tools and the like; a lone text is a switch of the template, or the template."""
-        return value if isinstance(value, str) else self._deep(value, markup=False)
+        """Guard tools, documents and the like; a lone text is a switch of the template, or the template."""
+        return value if isinstance(value, str) else self._deep(value, markup=True)
 
     def text(self, text: str, *, markup: bool = True) -> str:
         """Guard a text; markup of the template counts or keeps its meaning."""

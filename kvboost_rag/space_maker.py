@@ -90,8 +90,7 @@ class SpaceMaker:
             If the canonical context leaves no room for anything else.
         """
         with model_lock(self.model):
-            runner = check_support(self.model)
-        runner.spare = self.spare
+            runner = check_support(self.model, self.spare)
         context = CanonicalContext.of(fingerprint, context_ids(self.renderer, self.tokens, self.contexts))
         _check_room(runner, len(context.token_ids))
         meter = SensitivityMeter(runner, context_ids(self.renderer, self.tokens, [probe_text(self.contexts)]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from adapted import (
 )
 from tiny import tiny_model, tiny_tokenizer
 
-from kvboost_rag import ModelChangedError, UnsupportedModelError
+from kvboost_rag import Document, ModelChangedError, UnsupportedModelError
 from kvboost_rag.model import WeightsWatch, unwrapped
 from kvboost_rag.model.fingerprint import weights_digest
 
@@ -249,6 +250,31 @@ def test_a_switch_in_the_middle_of_an_answer_is_an_error():
         assert engine.generate("Why?", documents=["zebra"], **options).token_ids
 
 
+def test_a_switch_during_the_prefill_is_an_error():
+    model = adapted("x", "y")
+    with make_engine(model) as engine:
+        engine.add_documents(DOCUMENTS)
+        hook = unwrapped(model).model.norm.register_forward_hook(lambda *_: model.set_adapter("y"))
+        with pytest.raises(ModelChangedError, match="ask again"):
+            scored(engine)
+        hook.remove()
+        assert distance_to_full(engine) < 1e-3
+
+
+def test_a_model_in_training_mode_is_an_error_and_not_noise_in_the_store():
+    model = peft.get_peft_model(deepcopy(tiny_model("llama")), lora(1, lora_dropout=0.3)).eval()
+    dropout = next(module for module in model.modules() if isinstance(module, torch.nn.Dropout))
+    with make_engine(model, refill=False) as engine:
+        for part in (model, dropout):
+            part.train()
+            for work in (lambda: engine.add_documents(DOCUMENTS), lambda: scored(engine, [])):
+                with pytest.raises(UnsupportedModelError, match=r"training mode.*model.eval\(\)"):
+                    work()
+            model.eval()
+        engine.add_documents(DOCUMENTS)
+        assert distance_to_full(engine) < 1e-3
+
+
 def test_an_answer_that_was_left_before_a_switch_is_not_kept():
     model = adapted("x", "y")
     with make_engine(model) as engine:
@@ -312,6 +338,30 @@ def test_removed_documents_go_from_every_space(tmp_path, on_disk):
         assert len(engine._memory) == len(engine._library.chunks(["music"]))
 
 
+def test_prompts_with_a_removed_document_go_from_every_space():
+    model = adapted("x", "y")
+    with make_engine(model, refill=False) as engine:
+        for name in ("x", "y"):
+            model.set_adapter(name)
+            engine.add_documents(DOCUMENTS)
+            engine.generate("Why?", documents=["zebra"], max_tokens=1)
+        assert engine.stats.prefix_bytes > 0
+        engine.remove_documents(["zebra"])
+        assert engine.stats.prefix_bytes == 0
+
+
+def test_documents_that_share_a_text_share_it_in_every_space():
+    model = adapted("x", "y")
+    with make_engine(model, refill=False) as engine:
+        for name in ("x", "y"):
+            model.set_adapter(name)
+            engine.add_documents([*DOCUMENTS, Document("copy", TEXTS["zebra"])])
+        engine.remove_documents(["copy"])
+        for name in ("x", "y"):
+            model.set_adapter(name)
+            assert stored_tokens(engine) == ALL
+
+
 def test_pins_hold_in_every_space():
     model = adapted("x", "y")
     with make_engine(model) as engine:
@@ -346,6 +396,10 @@ def test_adapters_that_are_more_than_layers_are_refused(reuse):
     prompt = peft.PromptTuningConfig(num_virtual_tokens=4, task_type="CAUSAL_LM")
     with pytest.raises(UnsupportedModelError, match="PromptTuningConfig.*LoRA"):
         make_engine(peft.get_peft_model(deepcopy(tiny_model("llama")), prompt), reuse=reuse)
+    with pytest.raises(UnsupportedModelError, match="weighs its parts anew"):
+        mixed = adapted("x")
+        mixed.peft_config["x"].peft_type = peft.PeftType.XLORA
+        make_engine(mixed, reuse=reuse)
     with pytest.raises(UnsupportedModelError, match="at a token of the prompt"):
         invoked = lora(1, alora_invocation_tokens=[1, 2], task_type="CAUSAL_LM")
         make_engine(peft.get_peft_model(deepcopy(tiny_model("llama")), invoked), reuse=reuse)
@@ -365,6 +419,35 @@ def test_the_digest_is_of_what_takes_part():
     assert weights_digest(unwrapped(one)) == weights_digest(unwrapped(two))
     two.set_adapter("y")
     assert weights_digest(unwrapped(one)) != weights_digest(unwrapped(two))
+
+
+def test_an_edit_that_pytorch_does_not_count_shows_in_every_part_of_a_weight():
+    model = deepcopy(tiny_model("llama"))
+    watch, weight = WeightsWatch(model), model.model.layers[1].self_attn.k_proj.weight
+    before = watch.state()
+    for rows in weight.data.chunk(7):
+        rows.mul_(2)
+        now = watch.state()
+        assert now != before
+        before = now
+
+
+def test_what_pytorch_counts_is_noticed_to_the_last_number():
+    model = deepcopy(tiny_model("llama"))
+    model.model.register_buffer("scale", torch.ones(1000))
+    watch, layer = WeightsWatch(model), model.model.layers[1].self_attn.k_proj
+    states = [watch.state()]
+    # Neither lies where samples are taken.
+    layer.weight[0, 20] += 1
+    states.append(watch.state())
+    model.model.scale[20] = 2
+    states.append(watch.state())
+    other = layer.weight.clone()
+    other[0, 20] += 1
+    layer.weight = torch.nn.Parameter(other, requires_grad=False)
+    states.append(watch.state())
+    assert all(one != other for one, other in pairwise(states))
+    assert {state.samples for state in states} == {states[0].samples}
 
 
 def test_a_look_at_the_weights_reads_few_of_them():

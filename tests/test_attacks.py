@@ -17,6 +17,7 @@ from kvboost_rag import Document, SpanKind
 from kvboost_rag.cli import main
 from kvboost_rag.policy import Policy
 from kvboost_rag.quantize import KVFormat
+from kvboost_rag.reading import open_regular, read_bounded
 from kvboost_rag.store import DiskStore, MemoryStore, TieredStore, prune_folder, read_headers, read_usage, verify_files
 from kvboost_rag.store.chunk_file import serialise
 from kvboost_rag.store.codec import most_bytes, tensors_of
@@ -352,6 +353,20 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, make):
     assert counting.put(make_chunk(7))
     counting.close()
     assert len(read_usage(tmp_path, IDENTITY)) == 0
+
+
+def test_what_is_no_file_or_too_long_is_not_read(tmp_path):
+    pipe(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)
+    try:
+        with pytest.raises(ValueError, match="no regular file"):
+            open_regular(tmp_path / "pipe")
+    finally:
+        os.close(writer)
+    (tmp_path / "file").write_bytes(b"four")
+    assert read_bounded(tmp_path / "file", 4) == b"four"
+    with pytest.raises(ValueError, match="more than 3 bytes"):
+        read_bounded(tmp_path / "file", 3)
 
 
 def test_links_are_not_followed(tmp_path, caplog):

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load, save
 
 from kvboost_rag.quantize import KV_DTYPES, KVFormat
+from kvboost_rag.store.chunk_file import checksum
 from kvboost_rag.store.codec import check_entry, entry_of, tensors_of
 from kvboost_rag.types import Chunk, ChunkKey, ChunkKV
 
@@ -147,3 +148,10 @@ def test_parts_keep_their_order_of_memory():
     codes = entry.keys.codes.transpose(2, 3).contiguous().transpose(2, 3)
     back = through_a_file(replace(entry, keys=replace(entry.keys, codes=codes)))
     assert torch.equal(back.keys.codes, entry.keys.codes)
+
+
+def test_names_shapes_and_dtypes_are_under_the_checksum():
+    x = torch.arange(8, dtype=torch.float32).reshape(2, 4)
+    others = {"shape": {"x": x.reshape(4, 2)}, "dtype": {"x": x.view(torch.int32)}, "name": {"y": x}}
+    sums = {checksum({}, tensors) for tensors in ({"x": x}, *others.values())}
+    assert len(sums) == 4

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save
 
-from kvboost_rag.store import DiskStore, MemoryStore, TieredStore, prune_folder, verify_files
+from kvboost_rag.store import DiskStore, MemoryStore, TieredStore, prune_folder, read_headers, verify_files
 from kvboost_rag.store.chunk_file import checksum
 from kvboost_rag.store.layout import folder_bytes, temporary_files
 
@@ -324,6 +324,7 @@ def test_a_file_that_grew_is_a_miss(tmp_path, caplog):
     entry, = with_chunks(tmp_path, 1)
     with file_of(tmp_path, entry).open("ab") as file:
         file.write(b"\0" * 8)
+    assert not list(read_headers(tmp_path))
     assert_a_miss_that_is_logged(tmp_path, entry, caplog)
 
 

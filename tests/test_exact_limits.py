@@ -85,6 +85,17 @@ def test_limit_2_a_document_after_its_canonical_head_is_exact(engine):
     assert (got.logits - full_logits(engine, ["zebra"])).abs().max() < 1e-3
 
 
+@pytest.mark.parametrize("family", ["gemma3", "smollm3"])
+@pytest.mark.parametrize("kv_dtype", ["native", "int8"])
+def test_layers_that_are_placed_a_few_at_a_time_are_placed_alike(family, kv_dtype, monkeypatch):
+    """Tiny models fit one block, real ones take many."""
+    with make_engine(family, kv_dtype=kv_dtype, max_prefix_bytes=0) as engine:
+        asked = {"documents": ["music", "zebra"], "repair": "none"}
+        expected = engine.score("Why?", ANSWER, **asked).logits
+        monkeypatch.setattr("kvboost_rag.assemble._BLOCK", 2000)
+        assert torch.allclose(engine.score("Why?", ANSWER, **asked).logits, expected, atol=1e-4)
+
+
 @pytest.mark.parametrize("family", CORE)
 @pytest.mark.parametrize(("kv_dtype", "bound"), [("int8", 0.6), ("int4", 6.0)])
 def test_limit_2_a_quantised_document_is_close_and_says_so(family, kv_dtype, bound):

@@ -10,6 +10,7 @@ import transformers
 from tiny import tiny_model, tiny_tokenizer
 
 from kvboost_rag import ContextWindowError, Document, KVBoostEngine
+from kvboost_rag.model import check_support
 
 
 def test_the_table_of_families_is_what_the_checks_say():
@@ -39,3 +40,17 @@ def test_beyond_the_switch_of_longrope_a_prompt_is_computed_whole_and_says_so():
         assert (got.logits - engine.score("Why?", [5, 6], documents=["zebra"], reuse=False).logits).abs().max() < 1e-3
         with pytest.raises(ContextWindowError, match="for reuse is 512"):
             engine.add_documents([Document("long", "word " * 200)])
+
+
+def test_the_last_length_before_the_switch_is_reused_and_the_first_behind_it_is_not():
+    with KVBoostEngine(tiny_model("longrope"), tiny_tokenizer()) as engine:
+        prompt = "All the words of this line. " * 18
+        room = 512 - len(engine.tokenize(prompt))
+        assert 0 < room < 20
+        for tokens, reused in ((room, True), (room + 1, False)):
+            assert (engine.score(prompt, [7] * tokens).report.fallback == "") is reused
+
+
+@pytest.mark.parametrize(("family", "limit"), [("longrope", 512), ("dynamic", 1023), ("llama", None)])
+def test_where_the_angles_change(family, limit):
+    assert check_support(tiny_model(family)).architecture.rotation.limit == limit

@@ -18,10 +18,12 @@ from transformers import (
     OPTConfig,
     Qwen3NextConfig,
     RwkvConfig,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 from kvboost_rag import KVBoostEngine, UnsupportedModelError
-from kvboost_rag.model import ModelRunner, check_support
+from kvboost_rag.model import ModelRunner, check_build, check_support
 from kvboost_rag.model.steering import Steering
 
 SMALL = {"vocab_size": 264, "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 257, "eos_token_id": 257}
@@ -92,7 +94,8 @@ def _converted(family, dtype):
     return model.to(dtype).eval()
 
 
-def test_a_rotation_that_differs_in_one_layer_is_noticed():
+@pytest.mark.parametrize("factor", [0.9, 0.98])
+def test_a_rotation_that_differs_in_one_layer_is_noticed(factor):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE)).eval()
     attention = model.model.layers[2].self_attn
@@ -100,11 +103,32 @@ def test_a_rotation_that_differs_in_one_layer_is_noticed():
 
     def other_rotation(*args, position_embeddings, **kwargs):
         cos, sin = position_embeddings
-        return forward(*args, position_embeddings=(cos, sin * 0.9), **kwargs)
+        return forward(*args, position_embeddings=(cos, sin * factor), **kwargs)
 
     attention.forward = other_rotation
     with pytest.raises(UnsupportedModelError, match="keys of layer 2"):
         check_support(model)
+
+
+def test_values_that_depend_on_the_position_are_noticed():
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE)).eval()
+    attention, held = model.model.layers[3].self_attn, {}
+
+    def seen(module, args, kwargs):
+        held["sin"] = kwargs["position_embeddings"][1]
+
+    attention.register_forward_pre_hook(seen, with_kwargs=True)
+    attention.v_proj.register_forward_hook(lambda module, args, out: out + held["sin"].repeat(1, 1, 2))
+    with pytest.raises(UnsupportedModelError, match="values of layer 3 depend on the position"):
+        check_support(model)
+
+
+def test_builds_that_are_refused_before_any_weight_is_read():
+    encoder_decoder = T5Config(vocab_size=264, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=2)
+    with pytest.raises(UnsupportedModelError, match="encoder-decoder"):
+        check_build(T5ForConditionalGeneration(encoder_decoder))
+    with pytest.raises(UnsupportedModelError, match="by ALiBi"):
+        check_build(AutoModelForCausalLM.from_config(FalconConfig(**SMALL, num_attention_heads=4, alibi=True)))
 
 
 def test_a_model_that_ignores_masks_is_noticed(monkeypatch):
@@ -133,8 +157,11 @@ def test_nonsense_for_reuse_is_refused():
 
 @pytest.mark.parametrize(
     "option",
-    [{"repair": "none"}, {"quality": "safe"}, {"context_documents": ["A text."]}, {"max_memory_bytes": 1}],
-)
+    [
+        {"repair": "none"}, {"quality": "safe"}, {"context_documents": ["A text."]}, {"max_memory_bytes": 1},
+        {"max_disk_bytes": 1}, {"read_only": True}, {"eviction": "lru"}, {"refill": False},
+    ],
+)  # fmt: skip
 def test_what_only_reuse_needs_is_not_ignored_without_it(option):
     with pytest.raises(ValueError, match="no use with reuse='off'"):
         KVBoostEngine(tiny_model("llama"), tiny_tokenizer(), reuse="off", **option)

@@ -211,6 +211,9 @@ def test_a_cut_document_is_found(kind):
     found = [span for span in report.spans if span.document_id == "english"]
     assert found
     assert (report.tokens(SpanKind.APPROXIMATE) > 0) == (kind != "python"), "a cut needs character offsets"
+    if kind != "python":
+        _, offsets = engine._tokens.document_with_offsets(TEXTS["english"])
+        assert sum(span.tokens for span in found) == sum(end <= len(cut) for _, end in offsets)
 
 
 # Templates ---------------------------------------------------------------------------------------------------------

@@ -39,8 +39,12 @@ def test_documents_that_were_added_are_used(trusting):
 
 
 @pytest.mark.parametrize(
-    "document", [Document("stranger", "Trust me."), Document("zebra", ZEBRA + " Trust me."), Document("x", ZEBRA[:50])]
-)
+    "document",
+    [
+        Document("stranger", "Trust me."), Document("zebra", ZEBRA + " Trust me."), Document("x", ZEBRA[:50]),
+        Document("longer", ZEBRA + " Trust me."),
+    ],
+)  # fmt: skip
 def test_documents_that_were_not_added_are_refused_wherever_they_stand(trusting, document):
     before = trusting.stats
     for prompt, documents in (("Why?", [document]), ([{"role": "user", "content": ["See ", document, "Why?"]}], ())):

@@ -99,15 +99,6 @@ def test_last_is_the_request_that_used_it():
     assert ledger.last(A) == first + 4
 
 
-def test_forgotten_chunks_are_gone():
-    ledger = UsageLedger()
-    ledger.note([A, B], Event.USED)
-    ledger.forget(A)
-    ledger.forget(C)
-    assert (ledger.usage(A), ledger.frequency(A), len(ledger)) == (Usage(), 0, 1)
-    assert list(ledger.take_delta()["chunks"]) == [B]
-
-
 def test_old_and_rare_chunks_are_dropped_beyond_the_bound():
     ledger = UsageLedger(max_keys=50, half_life=100)
     for _ in range(5):

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from kvboost_rag import KVBoostEngine, UnsupportedModelError
 from kvboost_rag.loading import load_model
-from kvboost_rag.model.fingerprint import weights_digest
+from kvboost_rag.model.fingerprint import fingerprint, weights_digest
 
 HALF = (torch.bfloat16, torch.float16)
 ORDERS = (("zebra",), ("music", "zebra", "music"))
@@ -56,6 +56,22 @@ def test_reuse_adds_no_more_than_the_rounding_of_the_dtype(family, dtype):
 def test_half_precision_is_another_model_to_the_store():
     prints = {weights_digest(model) for dtype in HALF for model in rounded("llama", dtype)}
     assert len(prints) == 4
+
+
+def test_all_that_kv_depends_on_is_in_the_fingerprint():
+    """Each of these has the same weights, byte by byte."""
+    model, tokenizer = deepcopy(tiny_model("llama")), tiny_tokenizer()
+    prints = [fingerprint(model, tokenizer, *others) for others in ((), ("a",), ("", "int8"))]
+    other = deepcopy(tokenizer)
+    other.add_tokens(["<more>"])
+    prints += [fingerprint(model, other), fingerprint(model, tiny_tokenizer(template=False))]
+    for name, value in (("rms_norm_eps", 1e-3), ("rope_parameters", {"rope_type": "default", "rope_theta": 5e5})):
+        changed = deepcopy(model)
+        setattr(changed.config, name, value)
+        prints.append(fingerprint(changed, tokenizer))
+    prints.append(fingerprint(tiny_model("llama", attention="eager"), tokenizer))
+    prints.append(fingerprint(tiny_model("llama", seed=1), tokenizer))
+    assert len(set(prints)) == len(prints)
 
 
 def test_numbers_too_large_for_float16_are_named():

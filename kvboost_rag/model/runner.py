@@ -30,22 +30,22 @@ class ModelRunner:
     ----------
     model
         A loaded decoder-only model whose support was checked (see :mod:`kvboost_rag.model.support`).
+    spare
+        Memory of finished requests, which runners of one model may share; None takes its own.
 
     Attributes
     ----------
     architecture
         Shapes, layers and rotary tables of the model.
-    spare
-        Memory of finished requests.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, spare: SpareMemory | None = None) -> None:
         self.model = model
         self.architecture = Architecture.of(model)
         # transformers 5.2x renamed the argument and warns of the old name.
         names = inspect.signature(self.architecture.decoder.forward).parameters
         self._cache_name = "cache" if "cache" in names else "past_key_values"
-        self.spare = SpareMemory()
+        self.spare = SpareMemory() if spare is None else spare
         self._mask_free = model.config._attn_implementation == "sdpa"
 
     @property

@@ -13,6 +13,7 @@ from kvboost_rag.model.architecture import refuse
 from kvboost_rag.model.cache import KVCache
 from kvboost_rag.model.rotation import Rotation
 from kvboost_rag.model.runner import ModelRunner
+from kvboost_rag.model.spare import SpareMemory
 from kvboost_rag.model.tensors import quantises_activations
 
 __all__ = ["check_build", "check_support", "is_close", "sample_ids"]
@@ -23,7 +24,7 @@ _MASKLESS = ("flash", "flex", "paged")
 _OFFSET = 37
 
 
-def check_support(model: PreTrainedModel) -> ModelRunner:
+def check_support(model: PreTrainedModel, spare: SpareMemory | None = None) -> ModelRunner:
     """Refuse a model whose KV can not be moved, and return the runner of one whose KV can.
 
     A short text is encoded at two offsets. Position-free keys and values of every layer must agree, and so must the
@@ -33,6 +34,8 @@ def check_support(model: PreTrainedModel) -> ModelRunner:
     ----------
     model
         A causal language model of transformers.
+    spare
+        Of the runner.
 
     Returns
     -------
@@ -45,7 +48,7 @@ def check_support(model: PreTrainedModel) -> ModelRunner:
         With the model's name, the cause and the remedy.
     """
     check_build(model)
-    runner = ModelRunner(model)
+    runner = ModelRunner(model, spare)
     ids = sample_ids(model)
     near, far = _encode_at(runner, ids, 0), _encode_at(runner, ids, _OFFSET)
     runner.architecture = replace(runner.architecture, rotation=_fitting_rotation(runner, near, far))

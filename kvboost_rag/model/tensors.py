@@ -44,7 +44,7 @@ def quantises_activations(tensor: Tensor) -> bool:
     return isinstance(settings, dict) and any(settings.get(name) is not None for name in _ACTIVATIONS)
 
 
-def storage_bytes(tensor: Tensor, start: int, count: int) -> Tensor:
-    """View of ``count`` bytes of a tensor's storage from ``start`` on: ``[count]`` uint8 on the same device."""
+def storage_bytes(tensor: Tensor, first: int, shape: tuple[int, int], step: int = 1) -> Tensor:
+    """View of bytes of a tensor's storage: rows of ``shape`` that begin ``step`` bytes apart, uint8, where it lies."""
     empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return empty.set_(tensor.untyped_storage(), start, (count,), (1,))
+    return empty.set_(tensor.untyped_storage(), first, shape, (step, 1))

@@ -8,16 +8,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedModel
 
 from kvboost_rag.model.adapters import in_use
+from kvboost_rag.model.architecture import refuse
 from kvboost_rag.model.locking import model_lock
 from kvboost_rag.model.tensors import plain_parts, storage_bytes
 
 __all__ = ["WeightsState", "WeightsWatch"]
 
-# Bytes from the middle of each weight: a change that PyTorch does not count shows in some of them.
-_SAMPLE = 256
+# Bytes of each weight, from places all over it: a change that PyTorch does not count shows in some of them.
+_PLACES, _BYTES = 8, 32
+
+
+_TRAINING = "it is in training mode, where dropout makes its keys and values other ones every time"
 
 
 @dataclass(frozen=True)
@@ -64,16 +69,24 @@ class WeightsWatch:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self._places: tuple[tuple[int, int, int], ...] = ()
-        self._views: dict[torch.device, list[Tensor]] = {}
+        self._views: dict[tuple[torch.device, int], list[Tensor]] = {}
         self._layers: list[nn.Module] = []
         self._settings: tuple[object, ...] = ()
 
     def state(self) -> WeightsState:
-        """Look at the model now."""
+        """Look at the model now.
+
+        Raises
+        ------
+        UnsupportedModelError
+            If it is in training mode.
+        """
         # Another engine's forward changes the attention setting for its length.
         with model_lock(self._model):
             attention = self._model.config._attn_implementation
-        self._layers, weights = _walk(self._model)
+        self._layers, weights, drops = _walk(self._model)
+        if self._model.training or drops:
+            raise refuse(self._model, _TRAINING, "Call model.eval() first.")
         places = tuple((id(w), w.data_ptr(), -1 if w.is_inference() else w._version) for w in weights)
         self._settings = _settings(self._layers)
         return WeightsState((attention, *self._settings), places, self._samples(places, weights), tuple(weights))
@@ -86,12 +99,14 @@ class WeightsWatch:
         if places != self._places:
             self._places, self._views = places, {}
             for weight in weights:
-                self._views.setdefault(weight.device, []).append(_sample(weight.detach()))
+                view = _sample(weight.detach())
+                self._views.setdefault((weight.device, view.shape[1]), []).append(view)
         return b"".join(torch.cat(views).cpu().numpy().tobytes() for views in self._views.values())
 
 
-def _walk(model: nn.Module) -> tuple[list[nn.Module], list[Tensor]]:
-    """Collect wrapped layers, and plain tensors that take part in a forward, each once."""
+def _walk(model: nn.Module) -> tuple[list[nn.Module], list[Tensor], bool]:
+    """Collect wrapped layers, and plain tensors that take part in a forward, each once; tell whether dropout acts."""
+    drops = False
     layers: list[nn.Module] = []
     found: list[Tensor | None] = []
     waiting: list[nn.Module | None] = [model]
@@ -101,6 +116,7 @@ def _walk(model: nn.Module) -> tuple[list[nn.Module], list[Tensor]]:
         if module is None:
             continue
         own = vars(module)
+        drops = drops or (isinstance(module, _DropoutNd) and module.training and module.p > 0)
         found.extend(own["_parameters"].values())
         if own["_buffers"]:
             # The others are derived, and dynamic rotary tables change from prompt to prompt.
@@ -111,7 +127,7 @@ def _walk(model: nn.Module) -> tuple[list[nn.Module], list[Tensor]]:
         else:
             waiting.extend(own["_modules"].values())
     distinct = {id(weight): weight for weight in found if weight is not None}
-    return layers, list(_plain(distinct.values()))
+    return layers, list(_plain(distinct.values())), drops
 
 
 def _plain(weights: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -154,7 +170,9 @@ def _setting(layer: nn.Module) -> tuple[object, ...]:
 
 
 def _sample(part: Tensor) -> Tensor:
-    size = int(part.untyped_storage().nbytes())
-    count = min(_SAMPLE, size)
-    middle = int(part.storage_offset() + part.numel() // 2) * part.itemsize
-    return storage_bytes(part, max(0, min(middle, size - count)), count)
+    """View ``[places, bytes]`` of a weight's storage."""
+    first = int(part.storage_offset()) * part.itemsize
+    size = min(part.numel() * part.itemsize, int(part.untyped_storage().nbytes()) - first)
+    if size < _PLACES * _BYTES:
+        return storage_bytes(part, first, (1, size))
+    return storage_bytes(part, first, (_PLACES, _BYTES), (size - _BYTES) // (_PLACES - 1))

@@ -92,12 +92,6 @@ class UsageLedger:
         with self._lock:
             return self._all.last(prefix)
 
-    def forget(self, prefix: str) -> None:
-        """Drop a chunk's counts; nothing happens if there are none."""
-        with self._lock:
-            self._all.forget(prefix)
-            self._delta.forget(prefix)
-
     def __len__(self) -> int:
         """Count the chunks that are known."""
         with self._lock:

@@ -114,10 +114,6 @@ class Table:
         record = self._records.get(prefix)
         return record.last if record else 0
 
-    def forget(self, prefix: str) -> None:
-        """Drop a chunk's record."""
-        self._records.pop(prefix, None)
-
     def to_json(self) -> dict[str, Any]:
         """Return everything, for :func:`kvboost_rag.usage.events.checked`."""
         rows = {
