@@ -273,6 +273,9 @@ def test_a_model_in_training_mode_is_an_error_and_not_noise_in_the_store():
             model.eval()
         engine.add_documents(DOCUMENTS)
         assert distance_to_full(engine) < 1e-3
+    # Attention drops without a module of its own.
+    with pytest.raises(UnsupportedModelError, match="training mode"):
+        make_engine(deepcopy(tiny_model("llama")).train())
 
 
 def test_an_answer_that_was_left_before_a_switch_is_not_kept():

@@ -21,7 +21,6 @@ __all__ = ["WeightsState", "WeightsWatch"]
 # Bytes of each weight, from places all over it: a change that PyTorch does not count shows in some of them.
 _PLACES, _BYTES = 8, 32
 
-
 _TRAINING = "it is in training mode, where dropout makes its keys and values other ones every time"
 
 
