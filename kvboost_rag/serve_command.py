@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["add_arguments", "run"]
 
 KEYS_VARIABLE = "KVBOOST_API_KEYS"
+STORE_VARIABLE = "KVBOOST_STORE"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,11 +37,12 @@ def _engine_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--repair", help="repair method (default auto)")
     group.add_argument("--kv-dtype", choices=KV_DTYPES, default="native", help="what KV is stored as")
     group.add_argument("--cache-dir", type=Path, help="where KV is kept for the next start, a folder for a namespace")
+    group.add_argument("--store", help=f"Redis server that machines share, as redis://HOST (default: ${STORE_VARIABLE})")
     group.add_argument("--max-memory-bytes", type=_size, help="documents' KV in memory, as 4GiB (default: no limit)")
     group.add_argument("--max-disk-bytes", type=_size, help="documents' KV in --cache-dir (default: no limit)")
     group.add_argument("--max-prefix-bytes", type=_size, default=1 << 30, help="KV of earlier prompts (default 1GiB)")
     group.add_argument("--trusted-only", action="store_true", help="refuse documents that nobody added beforehand")
-    group.add_argument("--secret-file", type=Path, help="file with the secret that signs the KV in --cache-dir")
+    group.add_argument("--secret-file", type=Path, help="file with the secret that signs the KV in --cache-dir and --store")
 
 
 def _limit_arguments(group: argparse._ArgumentGroup) -> None:
@@ -99,6 +101,8 @@ def _engines(args: argparse.Namespace, keys: Keys) -> Engines:
         "layout": LAYOUTS[args.layout], "repair": args.repair, "kv_dtype": args.kv_dtype, "cache_dir": args.cache_dir,
         "max_memory_bytes": args.max_memory_bytes, "max_disk_bytes": args.max_disk_bytes,
         "max_prefix_bytes": args.max_prefix_bytes, "trusted_only": args.trusted_only,
+        # Answers that are under way share their forwards, all of them.
+        "max_batch": args.max_concurrent, "store": args.store or os.environ.get(STORE_VARIABLE) or None,
         "secret": None if args.secret_file is None else args.secret_file.read_bytes().strip(),
     }  # fmt: skip
     return Engines(*load_model(args.model), model_name(args.model), keys.namespaces, options)
