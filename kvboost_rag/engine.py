@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -22,8 +22,8 @@ from kvboost_rag.chunking import AdaptiveChunker, Chunker
 from kvboost_rag.compose import Composer
 from kvboost_rag.contexts import context_texts
 from kvboost_rag.decode import Delta, Finish, build_processors, decode
-from kvboost_rag.deviation import Deviation, relative_distance
 from kvboost_rag.engine_documents import DocumentMethods
+from kvboost_rag.engine_scoring import ScoringMethods, as_list
 from kvboost_rag.errors import EngineClosedError, ModelChangedError
 from kvboost_rag.library import Library
 from kvboost_rag.loading import load_model
@@ -37,9 +37,9 @@ from kvboost_rag.quantize import KVFormat
 from kvboost_rag.refill import Refill
 from kvboost_rag.registry import Registry
 from kvboost_rag.repair import Repair, check_policy, parse_repair
-from kvboost_rag.report import Result, Scored, Stats
+from kvboost_rag.report import Result, Stats
 from kvboost_rag.sampling import Sampling, as_stops
-from kvboost_rag.session import ReusingAnswer, greedy_answer, step_together
+from kvboost_rag.session import ReusingAnswer, step_together
 from kvboost_rag.sizes import parse_bytes
 from kvboost_rag.space_maker import SpaceMaker
 from kvboost_rag.spaces import Space, Spaces
@@ -56,7 +56,7 @@ Step = tuple[Session, int, Clock]
 """A stream's answer, its next token, and its time."""
 
 
-class KVBoostEngine(DocumentMethods):
+class KVBoostEngine(DocumentMethods, ScoringMethods):
     """Answers prompts over documents whose KV was computed once.
 
     Safe to use from several threads: forwards are run one at a time, streams may be interleaved. With ``max_batch`` the
@@ -300,7 +300,7 @@ class KVBoostEngine(DocumentMethods):
             If they do not fit the context window together with an answer of ``max_tokens``.
         """
         self._check_open()
-        asked = Asked(prompt, _listed(documents), template_options or {}, self._repair, False, max_tokens)
+        asked = Asked(prompt, as_list(documents), template_options or {}, self._repair, False, max_tokens)
         with self._lock:
             return self._compose(asked, Clock()).token_ids
 
@@ -392,7 +392,7 @@ class KVBoostEngine(DocumentMethods):
             sampling, self.model.generation_config, prompt_ids=np.zeros(1, dtype=np.int64), eos=(),
             vocab_size=self.model.config.vocab_size,
         )  # fmt: skip
-        asked = Asked(prompt, _listed(documents), template_options or {}, method, reuse, max_tokens)
+        asked = Asked(prompt, as_list(documents), template_options or {}, method, reuse, max_tokens)
         return self._stream(asked, sampling, logits_processor, timeout)
 
     def _stream(
@@ -439,85 +439,6 @@ class KVBoostEngine(DocumentMethods):
                 self._turns.leave(id(session))
         self._keep(session, request)
         return finish
-
-    def score(
-        self,
-        prompt: Prompt,
-        continuation: Sequence[int],
-        *,
-        documents: Sequence[Document | str] | None = None,
-        repair: str | Repair | None = None,
-        quality: str | float | None = None,
-        reuse: bool = True,
-        template_options: Mapping[str, Any] | None = None,
-        greedy: bool = False,
-        enough: Callable[[Sequence[int]], bool] | None = None,
-    ) -> Scored:
-        """Compute the logits of a given answer (teacher-forced), to compare repair methods.
-
-        Parameters
-        ----------
-        prompt, documents, repair, quality, reuse, template_options
-            As for :meth:`stream`.
-        continuation
-            Token ids of the answer, at least one.
-        greedy
-            Also answer freely, over the same prefill: the likeliest token every time, through any end of text.
-        enough
-            Tells of the free answer so far, once it differs from the given one, whether it may end early.
-        """
-        self._check_open()
-        ids = np.asarray(continuation)
-        if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
-            raise ValueError("the continuation is no list of token ids; give at least one integer")
-        ids = ids.astype(np.int64)
-        method = self._method(repair, quality) or self._repair
-        asked = Asked(prompt, _listed(documents), template_options or {}, method, reuse, len(ids))
-        request, session = self._open(asked)
-        # An accelerator may still be at work; the first token is there once its id is.
-        int(session.logits.argmax())
-        ttft = request.clock.elapsed()
-        with self._lock:
-            logits = session.score(ids)
-            own = greedy_answer(session, ids, logits, enough or _never) if greedy else None
-        return Scored(logits, request.report(session, ttft), own)
-
-    def deviation(
-        self,
-        prompt: Prompt,
-        *,
-        documents: Sequence[Document | str] | None = None,
-        repair: str | Repair | None = None,
-        quality: str | float | None = None,
-        template_options: Mapping[str, Any] | None = None,
-    ) -> Deviation:
-        """Compare the KV that a prompt would be answered from with full prefill's, to see what a repair repairs.
-
-        Takes a full prefill and the memory of two prompts; nothing is kept.
-
-        Parameters
-        ----------
-        prompt, documents, repair, quality, template_options
-            As for :meth:`stream`.
-
-        Raises
-        ------
-        ValueError
-            If the engine reuses nothing, or not for a prompt as long as this.
-        """
-        method = self._method(repair, quality) or self._repair
-        asked = Asked(prompt, _listed(documents), template_options or {}, method, True, 0)
-        with self._turn(), self._lock:
-            request, session = self._opened(asked, Clock())
-            if not isinstance(session, ReusingAnswer):
-                raise ValueError(f"nothing is reused for this prompt: {session.fallback}; there is nothing to compare")
-            length = len(request.token_ids)
-            ids = torch.from_numpy(request.token_ids).to(self._runner.device)
-            slots, full = torch.arange(length, device=ids.device), self._runner.new_cache(length)
-            self._runner.encode(ids[None], slots, slots, full, length)
-            own = session.cache.keys[:, 0, :, :length], session.cache.values[:, 0, :, :length]
-            keys, values = (relative_distance(a, b[:, 0]) for a, b in zip(own, (full.keys, full.values), strict=True))
-        return Deviation(keys, values, session.spans)
 
     def _compose(self, asked: Asked, clock: Clock) -> Request:
         window = getattr(self.model.config, "max_position_embeddings", None)
@@ -675,13 +596,3 @@ def _check_reuse(reuse: str, *for_reuse: object) -> None:
             "repair, quality, policy, cache_dir, store, context_documents, max_memory_bytes, max_disk_bytes, "
             "read_only, eviction, refill, kv_dtype, secret and max_batch have no use with reuse='off'; leave them out"
         )
-
-
-def _never(token_ids: Sequence[int]) -> bool:
-    return False
-
-
-def _listed(documents: Sequence[Document | str] | None) -> Sequence[Document | str]:
-    if isinstance(documents, (str, Document)):
-        raise TypeError("documents is a list of documents or ids; put a single one into a list")
-    return list(documents or ())

@@ -37,12 +37,12 @@ def _engine_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--repair", help="repair method (default auto)")
     group.add_argument("--kv-dtype", choices=KV_DTYPES, default="native", help="what KV is stored as")
     group.add_argument("--cache-dir", type=Path, help="where KV is kept for the next start, a folder for a namespace")
-    group.add_argument("--store", help=f"Redis server that machines share, as redis://HOST (default: ${STORE_VARIABLE})")
+    group.add_argument("--store", help=f"a Redis server to share KV by, redis://HOST (default: ${STORE_VARIABLE})")
     group.add_argument("--max-memory-bytes", type=_size, help="documents' KV in memory, as 4GiB (default: no limit)")
     group.add_argument("--max-disk-bytes", type=_size, help="documents' KV in --cache-dir (default: no limit)")
     group.add_argument("--max-prefix-bytes", type=_size, default=1 << 30, help="KV of earlier prompts (default 1GiB)")
     group.add_argument("--trusted-only", action="store_true", help="refuse documents that nobody added beforehand")
-    group.add_argument("--secret-file", type=Path, help="file with the secret that signs the KV in --cache-dir and --store")
+    group.add_argument("--secret-file", type=Path, help="file with the secret that signs stored KV")
 
 
 def _limit_arguments(group: argparse._ArgumentGroup) -> None:

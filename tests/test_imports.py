@@ -29,7 +29,7 @@ ORDER = [
     {"spaces"},
     {"space_maker", "library"},
     {"refill"},
-    {"engine_documents"},
+    {"engine_documents", "engine_scoring"},
     {"engine", "layouts"},
     {"server"},
     {"bench", "embedding", "demo_documents", "inspection", "replay"},
