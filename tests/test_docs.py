@@ -21,7 +21,9 @@ import draw_flow  # noqa: E402
 import generate  # noqa: E402
 from break_even import Case, answer, calculator  # noqa: E402
 
-WITH_CODE = [path for path in PAGES if blocks(path)]
+# test_server_docs.py runs it, shell and all, against a server.
+SERVER = DOCS / "server.md"
+WITH_CODE = [path for path in PAGES if blocks(path) and path != SERVER]
 CASE = Case(
     prefill_rate=200, ingest_ratio=0.8, ttft_ratio=0.2, prompt_tokens=1000, documents=10_000, document_tokens=160,
     documents_a_prompt=5, prompts_a_day=500, layers=30, kv_heads=3, head_dim=64, bytes_a_number=4,
@@ -64,7 +66,8 @@ def test_code_runs_and_prints_what_the_page_shows(path, namespace):
 def test_no_block_is_left_out_by_a_slip():
     for path in PAGES:
         fences = re.findall(r"^ *```(\S*)", path.read_text(encoding="utf-8"), re.MULTILINE)
-        assert set(fences) <= {"", "python", "text", "{toctree}", "{eval-rst}", "{raw}"}, path
+        shell = {"bash"} if path == SERVER else set()
+        assert set(fences) <= {"", "python", "text", "{toctree}", "{eval-rst}", "{raw}"} | shell, path
         assert fences.count("python") == len(blocks(path)), path
 
 
