@@ -66,7 +66,7 @@ def _section(path: Path) -> str:
     setup = json.loads(path.read_text(encoding="utf-8"))["setup"]
     script = ROOT / "examples" / "readme_table.py"
     # Without site-packages, which the script has no use for, it starts at once.
-    command = [sys.executable, "-S", str(script), str(path)]
+    command = [sys.executable, str(script), str(path)]
     table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     machine = setup["machine"]
     where = f"{setup['dtype']}, threads: {machine['threads']}, {machine['processor']} ({machine['device']})"

@@ -9,7 +9,7 @@ from kvboost_rag.calibrate import to_policy
 ROOT = Path(__file__).parent
 # Model family (``config.model_type``) -> its results; the first one also names the source.
 FAMILIES = {
-    "llama": ("SmolLM2-135M on HotpotQA", ["hotpotqa_smollm2.json", "hotpotqa_smollm2_combined.json"]),
+    "llama": ("SmolLM2-135M on HotpotQA", ["hotpotqa_smollm2.json"]),
     "qwen2": ("Qwen2.5-Coder-0.5B on HotpotQA", ["hotpotqa_qwen05.json"]),
 }
 

@@ -37,6 +37,12 @@ def test_the_pages_examples_run(smollm2, capsys):
     assert "blue" in llama_index
 
 
+def test_the_readme_asks_as_the_page_does():
+    readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+    asked = re.findall(r"```bash\n(.*?)```", readme, re.DOTALL)
+    assert asked and all(("bash", code) in EXAMPLES for code in asked)
+
+
 def _run(language: str, code: str, capsys) -> str:
     if language == "python":
         exec(compile(code, "docs/server.md", "exec"), {"__name__": "example"})
