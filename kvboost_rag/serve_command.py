@@ -6,14 +6,14 @@ import argparse
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvboost_rag.layouts import LAYOUTS
 from kvboost_rag.quantize import KV_DTYPES
 from kvboost_rag.sizes import parse_bytes
 
 if TYPE_CHECKING:
-    from kvboost_rag.server import Engines, Keys, Limits, Service
+    from kvboost_rag.server import Engines, Keys, Limits
 
 __all__ = ["add_arguments", "run"]
 
@@ -27,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1: this machine alone)")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default 8000)")
     parser.add_argument("--api-keys", type=Path, help=f"file of namespace:key lines (default: ${KEYS_VARIABLE})")
+    parser.add_argument("--replicas", type=int, help="on Ray Serve, each with the model (default: this process alone)")
+    parser.add_argument("--ray-address", help="of a Ray cluster (default: one of its own on this machine)")
     parser.add_argument("--allow-anyone", action="store_true", help="serve other machines without keys")
     _engine_arguments(parser.add_argument_group("engines", "budgets are those of each namespace"))
     _limit_arguments(parser.add_argument_group("limits"))
@@ -73,9 +75,25 @@ def run(args: argparse.Namespace) -> None:
     keys = _keys(args.api_keys)
     check_host(args.host, keys, allow_anyone=args.allow_anyone)
     limits = _limits(args)
+    if args.replicas is not None:
+        return _run_replicas(args, keys, limits)
+    if args.ray_address is not None:
+        raise ValueError("--ray-address is for replicas; give --replicas N")
     service = Service(_engines(args, keys), keys, limits)
     serve(
-        service, args.host, args.port, announce=lambda address: print(_greeting(service, address), flush=True),
+        service, args.host, args.port,
+        announce=lambda address: print(_greeting(service.engines.name, keys, address), flush=True),
+        log_level="info" if args.verbose else "warning",
+    )  # fmt: skip
+
+
+def _run_replicas(args: argparse.Namespace, keys: Keys, limits: Limits) -> None:
+    from kvboost_rag.replicas import ReplicaOptions, serve_replicas
+
+    options = ReplicaOptions(args.model, model_name(args.model), keys, limits, _engine_options(args))
+    serve_replicas(
+        options, args.replicas, args.host, args.port, ray_address=args.ray_address,
+        announce=lambda address: print(_greeting(options.name, keys, address), flush=True),
         log_level="info" if args.verbose else "warning",
     )  # fmt: skip
 
@@ -97,7 +115,11 @@ def _engines(args: argparse.Namespace, keys: Keys) -> Engines:
     from kvboost_rag.loading import load_model
     from kvboost_rag.server import Engines
 
-    options = {
+    return Engines(*load_model(args.model), model_name(args.model), keys.namespaces, _engine_options(args))
+
+
+def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    return {
         "layout": LAYOUTS[args.layout], "repair": args.repair, "kv_dtype": args.kv_dtype, "cache_dir": args.cache_dir,
         "max_memory_bytes": args.max_memory_bytes, "max_disk_bytes": args.max_disk_bytes,
         "max_prefix_bytes": args.max_prefix_bytes, "trusted_only": args.trusted_only,
@@ -105,7 +127,6 @@ def _engines(args: argparse.Namespace, keys: Keys) -> Engines:
         "max_batch": args.max_concurrent, "store": args.store or os.environ.get(STORE_VARIABLE) or None,
         "secret": None if args.secret_file is None else args.secret_file.read_bytes().strip(),
     }  # fmt: skip
-    return Engines(*load_model(args.model), model_name(args.model), keys.namespaces, options)
 
 
 def model_name(model: str) -> str:
@@ -113,11 +134,11 @@ def model_name(model: str) -> str:
     return Path(model).name if Path(model).exists() else model
 
 
-def _greeting(service: Service, address: str) -> str:
-    body = json.dumps({"model": service.engines.name, "messages": [{"role": "user", "content": "Who wrote Faust?"}]})
-    key = " -H 'Authorization: Bearer KEY'" if service.keys.digests else ""
+def _greeting(model: str, keys: Keys, address: str) -> str:
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Who wrote Faust?"}]})
+    key = " -H 'Authorization: Bearer KEY'" if keys.digests else ""
     return (
-        f"{service.engines.name} at {address}/v1\n"
+        f"{model} at {address}/v1\n"
         f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
     )
 

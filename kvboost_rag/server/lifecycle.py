@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
 
 from kvboost_rag.server.app import create_app
-from kvboost_rag.server.auth import is_loopback
+from kvboost_rag.server.auth import Keys, is_loopback
 from kvboost_rag.server.service import Service
 
-__all__ = ["DrainingServer", "make_server", "serve"]
+__all__ = ["DrainingServer", "allowed_hosts", "listening_at", "make_server", "serve"]
 
 logger = logging.getLogger("kvboost_rag.server")
 
@@ -75,12 +76,16 @@ def make_server(
     service: Service, host: str = "127.0.0.1", port: int = 8000, *, log_level: str = "warning"
 ) -> DrainingServer:
     """Make a server for a host and port; 0 takes a free one."""
-    hosts = ("*",) if service.keys.digests or not is_loopback(host) else (*_LOCAL, host)
     config = uvicorn.Config(
-        create_app(service, hosts=hosts), host=host, port=port, log_level=log_level, server_header=False,
-        log_config=None, timeout_graceful_shutdown=_LAST_SECONDS,
+        create_app(service, hosts=allowed_hosts(host, service.keys)), host=host, port=port, log_level=log_level,
+        server_header=False, log_config=None, timeout_graceful_shutdown=_LAST_SECONDS,
     )  # fmt: skip
     return DrainingServer(config, service)
+
+
+def allowed_hosts(host: str, keys: Keys) -> tuple[str, ...]:
+    """Return what the ``Host`` header may name: where only this machine is served, without keys, its own names."""
+    return ("*",) if keys.digests or not is_loopback(host) else (*_LOCAL, host)
 
 
 def serve(service: Service, host: str, port: int, *, announce: Callable[[str], object], log_level: str) -> None:
@@ -103,10 +108,17 @@ def serve(service: Service, host: str, port: int, *, announce: Callable[[str], o
         If the port is in use.
     """
     server = make_server(service, host, port, log_level=log_level)
+    with listening_at(host, port) as (listening, address):
+        announce(address)
+        server.run(sockets=[listening])
+
+
+@contextmanager
+def listening_at(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
+    """Listen, and yield the socket and its address as ``http://``."""
     with _bound(host, port) as listening:
         shown = f"[{host}]" if ":" in host else host
-        announce(f"http://{shown}:{listening.getsockname()[1]}")
-        server.run(sockets=[listening])
+        yield listening, f"http://{shown}:{listening.getsockname()[1]}"
 
 
 def _bound(host: str, port: int) -> socket.socket:

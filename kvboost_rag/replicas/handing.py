@@ -1,0 +1,130 @@
+"""Handing a request to a replica, and once more where the replica dies before anything was answered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError
+from ray.serve.handle import DeploymentHandle
+from starlette.types import Receive, Scope, Send
+
+from kvboost_rag.replicas.carrying import Asked, Begun
+from kvboost_rag.server.errors import ApiError
+from kvboost_rag.server.running import unless_gone
+
+__all__ = ["Task", "asked_of", "hand_over"]
+
+logger = logging.getLogger("kvboost_rag.replicas")
+
+_TRIES: Final = 5
+# Of a connection and not of a message; the front's own server writes them anew.
+_OWN: Final = frozenset({b"content-length", b"connection", b"transfer-encoding"})
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a replica is handed.
+
+    Parameters
+    ----------
+    asked
+        The request.
+    namespace
+        Whose it is.
+    known
+        Known documents that it names: what a replica needs that has not seen them.
+    sizes
+        Id of each document that it names or brings to its characters; the router goes by them.
+    """
+
+    asked: Asked
+    namespace: str = ""
+    known: Sequence[Mapping[str, Any]] = ()
+    sizes: Mapping[str, float] | None = None
+
+
+async def asked_of(request: Request) -> Asked:
+    """Read a request."""
+    return {
+        "method": request.method, "path": request.url.path, "query": request.scope["query_string"],
+        "headers": [(name, value) for name, value in request.headers.raw if name not in _OWN],
+        "body": await request.body(),
+    }  # fmt: skip
+
+
+async def hand_over(handle: DeploymentHandle[Any], request: Request, task: Task) -> Response:
+    """Let a replica answer.
+
+    A replica that dies before its response began, which is its end for all but streams, costs the client nothing but
+    time: another one gets the request.
+
+    Raises
+    ------
+    ApiError
+        429 if all replicas have more to do than they may, 503 if one replica after the other dies.
+    ClientGone
+        If nobody waits for the answer any more; the replica stops computing then.
+    """
+    items = _items(handle, task)
+    begun = await unless_gone(request, anext(items))
+    if not isinstance(begun, dict):
+        raise TypeError("a response began with bytes")
+    headers = {name: value for name, value in begun["headers"] if name not in _OWN}
+    response = _Followed(begun, items) if _is_stream(headers) else Response(begun["body"], begun["status"])
+    if not _is_stream(headers):
+        await items.aclose()
+        headers[b"content-length"] = str(len(begun["body"])).encode()
+    response.raw_headers = list(headers.items())
+    return response
+
+
+def _is_stream(headers: Mapping[bytes, bytes]) -> bool:
+    return headers.get(b"content-type", b"").startswith(b"text/event-stream")
+
+
+async def _items(handle: DeploymentHandle[Any], task: Task) -> AsyncGenerator[Begun | bytes, None]:
+    for left in reversed(range(_TRIES)):
+        stream: Any = handle.answer.remote(task.asked, task.namespace, task.known, sizes=task.sizes or {})
+        begun = False
+        try:
+            async for item in stream:
+                begun = True
+                yield item
+            return
+        except RayActorError as error:
+            if begun or not left:
+                raise ApiError(503, "a replica was lost; ask again", "replica_lost") from error
+            logger.warning("a replica was lost; another one gets its request")
+        except BackPressureError as error:
+            raise ApiError(
+                429, "too many requests are waiting; ask again in 1 second", "overloaded", headers={"Retry-After": "1"}
+            ) from error
+        finally:
+            stream.cancel()
+
+
+class _Followed(StreamingResponse):
+    """A stream, closed at the replica when the client is gone."""
+
+    def __init__(self, begun: Begun, items: AsyncGenerator[Begun | bytes, None]) -> None:
+        super().__init__(_bytes(begun, items), begun["status"])
+        self._items = items
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._items.aclose()
+
+
+async def _bytes(begun: Begun, items: AsyncGenerator[Begun | bytes, None]) -> AsyncGenerator[bytes, None]:
+    yield begun["body"]
+    async for item in items:
+        if isinstance(item, bytes):
+            yield item
