@@ -13,14 +13,18 @@ MINIMAL := $(VENV)-minimal
 LOWEST := $(VENV)-lowest
 TORCHAO := $(VENV)-torchao
 
-.PHONY: demo test test-minimal test-lowest set-up-lowest test-torchao lint bench soak fuzz faults load-test notebooks \
+.PHONY: demo test test-minimal test-lowest set-up-lowest test-torchao test-replicas lint bench soak fuzz faults load-test notebooks \
 	lab docs clean
 
 demo: $(READY)
 	$(BIN)/kvboost-rag demo
 
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/$(PYTEST)
+	OMP_NUM_THREADS=1 $(BIN)/$(PYTEST) --ignore tests/test_replicas.py
+
+# Apart from the others: every replica is a process of its own that wants a core.
+test-replicas: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_replicas.py
 
 # Without any extra: every module imports, an answer is given, and what is missing is named.
 test-minimal: $(MINIMAL)/.ready
