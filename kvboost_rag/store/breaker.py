@@ -81,4 +81,5 @@ class FaultLog:
                 return
             self._said[kind] = now
             more = self._left_out.pop(kind, 0)
-        logger.warning("trouble with the shared tier: %s%s", message, f" ({more} more of this kind since)" if more else "")
+        since = f" ({more} more of this kind since)" if more else ""
+        logger.warning("trouble with the shared tier: %s%s", message, since)
