@@ -270,6 +270,26 @@ def raw(live, request: bytes) -> bytes:
         return out
 
 
+@pytest.mark.parametrize("told", ['"metadata": {"x": NaN}', '"version": "\\ud800"', '"metadata": {"\\udfff": 1}'])
+def test_what_no_list_could_hold_is_not_kept(red, told):
+    body = f'{{"id": "odd", "text": "A zebra is striped.", {told}}}'.encode()
+    error_of(red.post("/v1/documents", content=body, headers={"Content-Type": "application/json"}), 400)
+    assert "odd" not in [d["id"] for d in red.get("/v1/documents").json()["data"]]
+
+
+def test_nobody_without_a_key_reads_the_schema(live):
+    with live.client(None) as client:
+        assert client.get("/openapi.json").status_code == 404
+
+
+@pytest.mark.parametrize("arguments", ["[" * 5000 + "]" * 5000, "{", "3"])
+def test_arguments_of_earlier_calls_are_json(red, arguments):
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": arguments}}
+    said = [*ASKED["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    error = error_of(red.post(CHAT, json={**ASKED, "messages": said}), 400)
+    assert error["param"] == "messages[1].tool_calls"
+
+
 @pytest.mark.parametrize(
     "document_id", ["../../../../etc/passwd", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "..\\..\\x", "%00", "%ff", "a%0d%0ab"]
 )

@@ -15,6 +15,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from kvboost_rag.replicas.catalogue import Catalogue, described
 from kvboost_rag.replicas.handing import Task, asked_of, hand_over
 from kvboost_rag.replicas.options import ReplicaOptions
+from kvboost_rag.server.auth import OPERATOR
 from kvboost_rag.server.bodies import LimitBody
 from kvboost_rag.server.documents import check_batch
 from kvboost_rag.server.errors import ApiError
@@ -68,7 +69,7 @@ def create_front(
     return app
 
 
-def _front_of(request: Request) -> _Front:
+async def _front_of(request: Request) -> _Front:
     front: _Front = request.app.state.front
     return front
 
@@ -76,8 +77,11 @@ def _front_of(request: Request) -> _Front:
 Front = Annotated[_Front, Depends(_front_of)]
 
 
-def _namespace(request: Request, front: Front) -> str:
-    return front.options.keys.namespace(request.headers.get("authorization"))
+async def _namespace(request: Request, front: Front) -> str:
+    namespace = front.options.keys.namespace(request.headers.get("authorization"))
+    if namespace == OPERATOR:
+        raise ApiError(403, "there are no metrics here; send the key of a namespace", "wrong_kind_of_key")
+    return namespace
 
 
 Namespace = Annotated[str, Depends(_namespace)]
@@ -175,6 +179,7 @@ async def get_document(document_id: str, front: Front, namespace: Namespace) -> 
 async def delete_document(document_id: str, front: Front, namespace: Namespace) -> dict[str, Any]:
     """Forget a document and its KV, on every replica."""
     front.catalogue.found(namespace, document_id)
-    front.catalogue.remove(namespace, document_id)
+    # If a replica fails to forget it, the document is still there to be deleted.
     await front.handle.broadcast("forget", namespace, document_id).results_async()
+    front.catalogue.remove(namespace, document_id)
     return {"id": document_id, "object": "document", "deleted": True}

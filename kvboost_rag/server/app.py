@@ -31,7 +31,7 @@ def create_app(service: Service, *, hosts: Sequence[str] = ("*",)) -> FastAPI:
         Names in the ``Host`` header that are answered. Without keys, name this machine's own alone: a page in a browser
         can give its own name this machine's address.
     """
-    app = FastAPI(title="kvboost_rag", docs_url=None, redoc_url=None, lifespan=_closing_engines)
+    app = FastAPI(title="kvboost_rag", docs_url=None, redoc_url=None, openapi_url=None, lifespan=_closing_engines)
     app.state.service = service
     app.add_middleware(LimitBody, max_bytes=service.limits.max_body_bytes)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)

@@ -48,8 +48,11 @@ def _text(message: ChatMessage) -> str:
 
 def _made(call: ToolCall, i: int) -> MadeCall:
     try:
-        arguments = json.loads(call.function.arguments)
-    except ValueError as error:
+        # Some clients write nothing for a call without arguments.
+        arguments = json.loads(call.function.arguments or "{}")
+        if not isinstance(arguments, dict):
+            raise ValueError("they are no object")
+    except (ValueError, RecursionError) as error:
         raise ApiError(
             400, f"the arguments of call {call.id!r} are no JSON: {error}", "invalid_value", f"messages[{i}].tool_calls"
         ) from error

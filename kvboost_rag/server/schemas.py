@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 __all__ = [
@@ -38,6 +39,16 @@ class NewDocument(Body):
     text: Annotated[str, Field(min_length=1, pattern=r"\S")]
     version: str | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("version", "metadata")
+    @classmethod
+    def _can_be_told(cls, value: Any) -> Any:
+        """Refuse what no answer could hold, such as NaN and halves of characters: lists would break on it for ever."""
+        try:
+            json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, RecursionError) as error:
+            raise PydanticCustomError("invalid_value", "it can not be written as JSON in UTF-8") from error
+        return value
 
 
 class AddDocuments(Body):

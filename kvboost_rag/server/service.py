@@ -54,7 +54,7 @@ class Service:
             )
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
 
@@ -62,7 +62,7 @@ def _service(request: Request) -> Service:
 Served = Annotated[Service, Depends(_service)]
 
 
-def _caller(request: Request, service: Served) -> KVBoostEngine:
+async def _caller(request: Request, service: Served) -> KVBoostEngine:
     namespace = service.keys.namespace(request.headers.get("authorization"))
     if namespace == OPERATOR:
         raise ApiError(403, "this key reads /metrics alone; send the key of a namespace", "wrong_kind_of_key")
@@ -73,7 +73,7 @@ Caller = Annotated[KVBoostEngine, Depends(_caller)]
 """The engine of the namespace that the request's key belongs to."""
 
 
-def _operator(request: Request, service: Served) -> None:
+async def _operator(request: Request, service: Served) -> None:
     namespace = service.keys.namespace(request.headers.get("authorization"))
     if service.keys.digests and namespace != OPERATOR:
         raise ApiError(
