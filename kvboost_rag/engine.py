@@ -162,13 +162,11 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
             store, max_disk_bytes, read_only or None, None if eviction == "importance" else eviction,
             None if refill else "no refill", None if max_batch == 1 else max_batch,
         )  # fmt: skip
-        if not isinstance(max_batch, int) or max_batch < 1:
-            raise ValueError(f"max_batch={max_batch!r} is no number of answers; pass 1 or more")
+        _check_batch(max_batch)
         if trusted_only and (cache_dir is not None or store is not None) and secret is None:
             raise ValueError(
                 "trusted_only needs a secret for cache_dir and store, or whoever can write there could change "
-                "documents' KV; "
-                "pass secret=secrets.token_hex(32), kept where your keys are"
+                "documents' KV; pass secret=secrets.token_hex(32), kept where your keys are"
             )
         # A PeftModel's layers, with their adapters, are those of the model inside.
         self.model = model = unwrapped(model)
@@ -586,6 +584,11 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
     ) -> None:
         """Close the engine."""
         self.close()
+
+
+def _check_batch(max_batch: int) -> None:
+    if not isinstance(max_batch, int) or max_batch < 1:
+        raise ValueError(f"max_batch={max_batch!r} is no number of answers; pass 1 or more")
 
 
 def _check_reuse(reuse: str, *for_reuse: object) -> None:

@@ -75,8 +75,15 @@ class ScoringMethods(ABC):
             Also answer freely, over the same prefill: the likeliest token every time, through any end of text.
         enough
             Tells of the free answer so far, once it differs from the given one, whether it may end early.
+
+        Raises
+        ------
+        ValueError
+            For a continuation that is no list of token ids, or ``enough`` without ``greedy``.
         """
         self._check_open()
+        if enough is not None and not greedy:
+            raise ValueError("enough ends the free answer, and there is none; pass greedy=True, or leave it out")
         ids = np.asarray(continuation)
         if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError("the continuation is no list of token ids; give at least one integer")

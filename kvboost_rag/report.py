@@ -59,6 +59,16 @@ class Report:
         recomputed = self.tokens(SpanKind.RECOMPUTED)
         return recomputed / max(1, recomputed + self.tokens(SpanKind.APPROXIMATE))
 
+    @property
+    def documents(self) -> dict[str, dict[str, int]]:
+        """Tokens of each document of the prompt, by kind."""
+        counts: dict[str, dict[str, int]] = {}
+        for span in self.spans:
+            if span.document_id is not None:
+                own = counts.setdefault(span.document_id, {kind.value: 0 for kind in SpanKind})
+                own[span.kind.value] += span.tokens
+        return counts
+
     def __str__(self) -> str:
         """Return counts, times and strip in three lines."""
         counts = ", ".join(f"{self.tokens(kind)} {kind.value}" for kind in SpanKind)

@@ -78,6 +78,11 @@ class Server:
         with self.client() as client:
             return sorted(key.decode() for key in client.scan_iter(count=1000))
 
+    def empty(self) -> None:
+        with self.client() as client:
+            for key in self.keys():
+                client.delete(key)
+
     def configure(self, **options: object) -> None:
         with self.client() as client:
             for name, value in options.items():

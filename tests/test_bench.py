@@ -278,6 +278,8 @@ def test_scoring_answers_freely_over_the_same_prefill(engine, tmp_path, reuse):
         asked = {"documents": question.documents, "reuse": reuse, "greedy": True}
         short = engine.score(question.text, given, **asked, enough=lambda ids: len(ids) > 4).greedy
         assert short == (given if given == own[: len(given)] else own[: max(5, _common(given, own) + 1)])
+        with pytest.raises(ValueError, match="pass greedy=True"):
+            engine.score(question.text, given, documents=question.documents, reuse=reuse, enough=lambda ids: True)
         alone = engine.score(question.text, given, documents=question.documents, reuse=reuse)
         assert alone.greedy is None
         assert (scored.logits - alone.logits).abs().max() < 1e-5

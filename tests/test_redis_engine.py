@@ -30,9 +30,7 @@ def module_server():
 
 @pytest.fixture
 def server(module_server):
-    with module_server.client() as client:
-        for key in module_server.keys():
-            client.delete(key)
+    module_server.empty()
     return module_server
 
 

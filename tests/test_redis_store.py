@@ -33,9 +33,7 @@ def module_server():
 @pytest.fixture
 def server(module_server):
     """A running server without a key."""
-    with module_server.client() as client:
-        for key in module_server.keys():
-            client.delete(key)
+    module_server.empty()
     return module_server
 
 

@@ -154,18 +154,13 @@ def usage(result: Result) -> dict[str, Any]:
 def describe(result: Result, model: str, notes: Sequence[str]) -> dict[str, Any]:
     """Say in plain values how an answer came about, as ``response_metadata``."""
     report = result.report
-    documents: dict[str, dict[str, int]] = {}
-    for span in report.spans:
-        if span.document_id is not None:
-            counts = documents.setdefault(span.document_id, dict.fromkeys((kind.value for kind in SpanKind), 0))
-            counts[span.kind.value] += span.tokens
     return {
         "model_name": model,
         "finish_reason": result.finish_reason,
         "kvboost": {
             "tokens": {kind.value: report.tokens(kind) for kind in SpanKind},
             "reused_share": report.reused_share,
-            "documents": documents,
+            "documents": report.documents,
             "repair": report.repair,
             "fallback": report.fallback,
             "ttft": report.ttft,

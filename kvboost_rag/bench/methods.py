@@ -189,7 +189,7 @@ class _Repaired(Method):
     def _score(self, question: Question, tokens: tuple[int, ...], *, greedy: bool) -> Scored:
         return self._engine.score(
             question.text, tokens, documents=question.documents, repair=self._repair, greedy=greedy,
-            enough=self._has_a_line,
+            enough=self._has_a_line if greedy else None,
         )  # fmt: skip
 
     def _has_a_line(self, token_ids: Sequence[int]) -> bool:

@@ -52,7 +52,7 @@ class Task:
 async def asked_of(request: Request) -> Asked:
     """Read a request."""
     return {
-        "method": request.method, "path": request.url.path, "query": request.scope["query_string"],
+        "method": request.method, "path": request.scope["path"], "query": request.scope["query_string"],
         "headers": [(name, value) for name, value in request.headers.raw if name not in _OWN],
         "body": await request.body(),
     }  # fmt: skip

@@ -55,12 +55,12 @@ def serve_replicas(
         If the count is below 1.
     """
     with listening_at(host, port) as (listening, address), _ray(ray_address):
-        app = create_front(start_replicas(options, count), options, hosts=allowed_hosts(host, options.keys))
-        config = uvicorn.Config(
-            app, log_level=log_level, log_config=None, server_header=False,
-            timeout_graceful_shutdown=max(1, round(options.limits.drain)),
-        )  # fmt: skip
         try:
+            app = create_front(start_replicas(options, count), options, hosts=allowed_hosts(host, options.keys))
+            config = uvicorn.Config(
+                app, log_level=log_level, log_config=None, server_header=False,
+                timeout_graceful_shutdown=max(1, round(options.limits.drain)),
+            )  # fmt: skip
             announce(address)
             _Server(config).run(sockets=[listening])
         finally:

@@ -26,14 +26,9 @@ def usage_of(result: Result) -> dict[str, Any]:
 def report_of(result: Result, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Describe an answer in plain values: tokens by kind, by document too, seconds, repair, fallback, notes."""
     report = result.report
-    documents: dict[str, dict[str, int]] = {}
-    for span in report.spans:
-        if span.document_id is not None:
-            counts = documents.setdefault(span.document_id, dict.fromkeys((kind.value for kind in SpanKind), 0))
-            counts[span.kind.value] += span.tokens
     return {
         "tokens": {kind.value: report.tokens(kind) for kind in SpanKind},
-        "documents": documents,
+        "documents": report.documents,
         "reused_share": report.reused_share,
         "repair": report.repair,
         "fallback": report.fallback,
