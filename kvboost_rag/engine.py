@@ -52,6 +52,16 @@ __all__ = ["KVBoostEngine"]
 
 logger = logging.getLogger("kvboost_rag")
 
+_MAX_PREFIX_BYTES = 1 << 30
+
+_FOR_REUSE: dict[str, object] = {
+    "repair": None, "quality": None, "policy": None, "context_documents": (), "chunker": None, "kv_dtype": "native",
+    "sink_tokens": None, "cache_dir": None, "store": None, "max_memory_bytes": None, "max_disk_bytes": None,
+    "max_prefix_bytes": _MAX_PREFIX_BYTES, "eviction": "importance", "read_only": False, "refill": True,
+    "secret": None, "max_batch": 1,
+}  # fmt: skip
+"""Options of the constructor that have no use without reuse, and their defaults."""
+
 Step = tuple[Session, int, Clock]
 """A stream's answer, its next token, and its time."""
 
@@ -147,7 +157,7 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
         store: str | RedisTier | None = None,
         max_memory_bytes: int | str | None = None,
         max_disk_bytes: int | str | None = None,
-        max_prefix_bytes: int | str = 1 << 30,
+        max_prefix_bytes: int | str = _MAX_PREFIX_BYTES,
         eviction: str | EvictionScore = "importance",
         read_only: bool = False,
         refill: bool = True,
@@ -156,12 +166,7 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
         max_batch: int = 1,
     ) -> None:
         self.kv_format = KVFormat(kv_dtype, sink_tokens)
-        quantised = None if kv_dtype == "native" else kv_dtype
-        _check_reuse(
-            reuse, repair, quality, policy, cache_dir, context_documents or None, quantised, max_memory_bytes, secret,
-            store, max_disk_bytes, read_only or None, None if eviction == "importance" else eviction,
-            None if refill else "no refill", None if max_batch == 1 else max_batch,
-        )  # fmt: skip
+        _check_reuse(reuse, locals())
         _check_batch(max_batch)
         if trusted_only and (cache_dir is not None or store is not None) and secret is None:
             raise ValueError(
@@ -591,11 +596,9 @@ def _check_batch(max_batch: int) -> None:
         raise ValueError(f"max_batch={max_batch!r} is no number of answers; pass 1 or more")
 
 
-def _check_reuse(reuse: str, *for_reuse: object) -> None:
+def _check_reuse(reuse: str, options: Mapping[str, object]) -> None:
     if reuse not in ("on", "off"):
         raise ValueError(f"reuse is 'on' or 'off', not {reuse!r}")
-    if reuse == "off" and any(option is not None for option in for_reuse):
-        raise ValueError(
-            "repair, quality, policy, cache_dir, store, context_documents, max_memory_bytes, max_disk_bytes, "
-            "read_only, eviction, refill, kv_dtype, secret and max_batch have no use with reuse='off'; leave them out"
-        )
+    useless = [name for name, default in _FOR_REUSE.items() if options[name] != default]
+    if reuse == "off" and useless:
+        raise ValueError(f"{', '.join(useless)}: no use with reuse='off'; leave that out")

@@ -14,9 +14,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Forgery", "Offsets", "parts_of"]
+__all__ = ["Forgery", "Offsets", "Tokenise", "parts_of"]
 
 Offsets = list[tuple[int, int, int]]
+"""Id and character range of each token of a text."""
+
+Tokenise = Callable[[list[str]], list[Offsets]]
 
 _CONTROL = ("<|", "<｜")
 
@@ -49,7 +52,7 @@ class Forgery:
         names = {name for text in written for name in (text, self._normalise(text)) if len(name.strip()) > 1}
         return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True)))) if names else None
 
-    def cuts(self, text: str, tokenise: Callable[[str], Offsets] | None, *, markup: bool = True) -> list[int]:
+    def cuts(self, text: str, tokenise: Tokenise | None, *, markup: bool = True) -> list[int]:
         """Return where to cut a text so that no part of it holds a template token.
 
         Parameters
@@ -57,7 +60,7 @@ class Forgery:
         text
             As somebody wrote it.
         tokenise
-            Returns each token's id and character range; None if the tokenizer does not know the ranges.
+            Tokenises texts; None if the tokenizer does not know the tokens' ranges.
         markup
             Whether markup counts as well, or control tokens only.
 
@@ -75,9 +78,7 @@ class Forgery:
             return self._refined(text, cuts, tokenise, self._ids[markup])
         return cuts
 
-    def _refined(
-        self, text: str, cuts: list[int], tokenise: Callable[[str], Offsets], ids: Collection[int]
-    ) -> list[int]:
+    def _refined(self, text: str, cuts: list[int], tokenise: Tokenise, ids: Collection[int]) -> list[int]:
         """Cut all that the tokenizer finds at once, until it finds nothing in any part; a few rounds do."""
         while True:
             found = set(_found(parts_of(text, cuts), tokenise, ids))
@@ -99,10 +100,10 @@ def _inside(names: re.Pattern[str], text: str) -> Iterator[int]:
         yield place
 
 
-def _found(parts: Iterable[str], tokenise: Callable[[str], Offsets], ids: Collection[int]) -> Iterator[int]:
+def _found(parts: list[str], tokenise: Tokenise, ids: Collection[int]) -> Iterator[int]:
     base = 0
-    for part in parts:
-        for token_id, start, end in tokenise(part):
+    for part, tokens in zip(parts, tokenise(parts), strict=True):
+        for token_id, start, end in tokens:
             # White space around a token may count to it; a single character can not be cut.
             start += len(part[start:end]) - len(part[start:end].lstrip())
             if token_id in ids and end - start > 1:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from kvboost_rag.dummy_prefix import added_tokens, without_dummy_prefix
-from kvboost_rag.forgery import Forgery, Offsets, parts_of
+from kvboost_rag.forgery import Forgery, Offsets, Tokenise, parts_of
 from kvboost_rag.types import TokenIds
 
 __all__ = ["Tokens"]
@@ -96,38 +96,38 @@ class Tokens:
 
     def document(self, text: str) -> TokenIds:
         """Tokenise text of a document, in which template tokens are plain text and can forge nothing."""
-        return np.concatenate([self._read(self._splitting, part).ids for part in self._harmless(text)])
+        return np.concatenate([piece.ids for piece in self._read_all(self._splitting, self._harmless(text))])
 
     def document_with_offsets(self, text: str) -> tuple[TokenIds, list[tuple[int, int]] | None]:
         """Tokenise a document; the character range of each token is None for a tokenizer without offsets."""
         if not self.tokenizer.is_fast:
             return self.document(text), None
-        ids, offsets, base = [], [], 0
-        for part in self._harmless(text):
-            piece = self._read(self._splitting, part)
-            ids.append(piece.ids)
+        offsets, base = [], 0
+        parts = self._harmless(text)
+        pieces = self._read_all(self._splitting, parts)
+        for part, piece in zip(parts, pieces, strict=True):
             offsets += [(base + a, base + b) for a, b in piece.offsets or []]
             base += len(part)
-        return np.concatenate(ids), offsets
+        return np.concatenate([piece.ids for piece in pieces]), offsets
 
     def _harmless(self, text: str) -> list[str]:
         return parts_of(text, self._forgery.cuts(text, self._offsets(self._splitting)))
 
-    def _offsets(self, tokenizer: PreTrainedTokenizerBase) -> Callable[[str], Offsets] | None:
+    def _offsets(self, tokenizer: PreTrainedTokenizerBase) -> Tokenise | None:
         if not tokenizer.is_fast:
             return None
-
-        def tokenise(text: str) -> Offsets:
-            piece = self._read(tokenizer, text)
-            return [(token_id, a, b) for token_id, (a, b) in zip(piece.ids.tolist(), piece.offsets or (), strict=True)]
-
-        return tokenise
+        return lambda texts: [piece.named_offsets() for piece in self._read_all(tokenizer, texts)]
 
     def _read(self, tokenizer: PreTrainedTokenizerBase, text: str) -> _Piece:
+        return self._read_all(tokenizer, [text])[0]
+
+    def _read_all(self, tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[_Piece]:
+        """Tokenise texts in one call: text made of forged tokens has thousands of parts."""
         fast, split = tokenizer.is_fast, tokenizer is self._splitting
         with self._lock:
-            out = tokenizer(text, add_special_tokens=False, split_special_tokens=split, return_offsets_mapping=fast)
-        return _Piece(_ids(out.input_ids), list(out.offset_mapping) if fast else None)
+            out = tokenizer(texts, add_special_tokens=False, split_special_tokens=split, return_offsets_mapping=fast)
+        offsets = out.offset_mapping if fast else [None] * len(texts)
+        return [_Piece(_ids(ids), places) for ids, places in zip(out.input_ids, offsets, strict=True)]
 
     def start(self, text: str) -> TokenIds:
         """Token ids that the tokenizer puts before a raw prompt; none if the text already begins with them."""
@@ -149,6 +149,9 @@ class Tokens:
 class _Piece:
     ids: TokenIds
     offsets: list[tuple[int, int]] | None
+
+    def named_offsets(self) -> Offsets:
+        return [(token_id, a, b) for token_id, (a, b) in zip(self.ids.tolist(), self.offsets or (), strict=True)]
 
 
 def _ids(ids: Sequence[int]) -> TokenIds:

@@ -38,7 +38,9 @@ def adapted(*names: str, family: str = "llama"):
 
 
 def make_engine(model, **options) -> KVBoostEngine:
-    return KVBoostEngine(model, tiny_tokenizer(), chunker=AdaptiveChunker(target=24), **options)
+    if options.get("reuse") != "off":
+        options["chunker"] = AdaptiveChunker(target=24)
+    return KVBoostEngine(model, tiny_tokenizer(), **options)
 
 
 def scored(engine: KVBoostEngine, documents=("zebra",), **options) -> Scored:

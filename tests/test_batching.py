@@ -381,7 +381,7 @@ def test_a_max_batch_out_of_range_is_refused(number):
 
 
 def test_max_batch_without_reuse_is_refused():
-    with pytest.raises(ValueError, match="max_batch have no use with reuse='off'"):
+    with pytest.raises(ValueError, match="^max_batch: no use with reuse='off'"):
         KVBoostEngine(tiny_model("llama"), tiny_tokenizer(), reuse="off", max_batch=2)
 
 

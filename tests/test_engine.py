@@ -28,7 +28,8 @@ GREEDY = {"max_tokens": 8, "temperature": 0.0}
 
 
 def make_engine(**options) -> KVBoostEngine:
-    options.setdefault("chunker", AdaptiveChunker(target=24))
+    if options.get("reuse") != "off":
+        options.setdefault("chunker", AdaptiveChunker(target=24))
     return KVBoostEngine(tiny_model("llama"), tiny_tokenizer(), **options)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from tiny import FAMILIES, SHAPE, tiny_model, tiny_tokenizer
@@ -22,7 +25,8 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from kvboost_rag import KVBoostEngine, UnsupportedModelError
+from kvboost_rag import Document, KVBoostEngine, UnsupportedModelError
+from kvboost_rag.chunking import AdaptiveChunker
 from kvboost_rag.model import ModelRunner, check_build, check_support
 from kvboost_rag.model.steering import Steering
 
@@ -159,9 +163,34 @@ def test_nonsense_for_reuse_is_refused():
     "option",
     [
         {"repair": "none"}, {"quality": "safe"}, {"context_documents": ["A text."]}, {"max_memory_bytes": 1},
-        {"max_disk_bytes": 1}, {"read_only": True}, {"eviction": "lru"}, {"refill": False},
+        {"max_disk_bytes": 1}, {"read_only": True}, {"eviction": "lru"}, {"refill": False}, {"max_prefix_bytes": 0},
+        {"chunker": AdaptiveChunker()},
     ],
 )  # fmt: skip
 def test_what_only_reuse_needs_is_not_ignored_without_it(option):
-    with pytest.raises(ValueError, match="no use with reuse='off'"):
+    with pytest.raises(ValueError, match=f"^{next(iter(option))}: no use with reuse='off'"):
         KVBoostEngine(tiny_model("llama"), tiny_tokenizer(), reuse="off", **option)
+
+
+def in_autocast(call: Callable[[], object]) -> None:
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(UnsupportedModelError, match=r"autocast is on.*dtype=torch.bfloat16"),
+    ):
+        call()
+
+
+def test_autocast_is_refused_wherever_it_begins_and_leaves_nothing_behind():
+    document = Document("a", "the zebra drinks from the well " * 3)
+    asked = {"documents": [document], "max_tokens": 4, "ignore_eos": True}
+    make_engine = partial(KVBoostEngine, tiny_model("llama"), tiny_tokenizer())
+    in_autocast(make_engine)
+    with make_engine() as engine, make_engine() as untouched:
+        in_autocast(lambda: engine.add_documents([document]))
+        in_autocast(lambda: engine.generate("Why?", **asked))
+        engine.add_documents([document])
+        stream = engine.stream("Why?", **asked)
+        next(stream)
+        in_autocast(lambda: next(stream))
+        untouched.add_documents([document])
+        assert engine.generate("Why?", **asked).token_ids == untouched.generate("Why?", **asked).token_ids

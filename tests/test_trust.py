@@ -105,7 +105,7 @@ def test_llama_index_adds_nothing_to_an_engine_that_trusts_its_owner_alone(trust
     [
         ({"trusted_only": True, "cache_dir": "."}, "trusted_only needs a secret for cache_dir"),
         ({"secret": SECRET}, "secret are about cache_dir"),
-        ({"secret": SECRET, "reuse": "off"}, "secret and max_batch have no use"),
+        ({"secret": SECRET, "reuse": "off"}, "^secret: no use"),
         ({"secret": "short", "cache_dir": "."}, "at least 16"),
         ({"secret": 10**6, "cache_dir": "."}, "text or bytes"),
         ({"namespace": None}, "give each tenant a text"),

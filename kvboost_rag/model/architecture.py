@@ -12,7 +12,7 @@ from kvboost_rag.errors import UnsupportedModelError
 from kvboost_rag.model.locking import model_lock
 from kvboost_rag.model.rotation import Rotation
 
-__all__ = ["Architecture", "refuse"]
+__all__ = ["Architecture", "check_precision", "is_autocast", "refuse"]
 
 REMEDY = "Use a decoder with rotary position embedding, or run this model with reuse='off'."
 
@@ -20,6 +20,24 @@ REMEDY = "Use a decoder with rotary position embedding, or run this model with r
 def refuse(model: PreTrainedModel, why: str, remedy: str = REMEDY) -> UnsupportedModelError:
     """Make the error that names the model, the cause and the remedy."""
     return UnsupportedModelError(f"{type(model).__name__} can not reuse KV: {why}. {remedy}")
+
+
+def is_autocast(model: PreTrainedModel) -> bool:
+    """Whether this thread runs the model in mixed precision."""
+    return torch.is_autocast_enabled(model.device.type)
+
+
+def check_precision(model: PreTrainedModel) -> None:
+    """Refuse autocast, under which a model's keys and values have another dtype than its weights.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If autocast is on for the model's device.
+    """
+    if is_autocast(model):
+        remedy = "Leave autocast around the engine, and load the model with dtype=torch.bfloat16 for the same speed."
+        raise refuse(model, "autocast is on, which changes the dtype of its keys and values", remedy)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from transformers import PreTrainedModel
 
 from kvboost_rag.model.adapters import in_use
-from kvboost_rag.model.architecture import refuse
+from kvboost_rag.model.architecture import check_precision, is_autocast, refuse
 from kvboost_rag.model.locking import model_lock
 from kvboost_rag.model.tensors import plain_parts, storage_bytes
 
@@ -78,8 +78,9 @@ class WeightsWatch:
         Raises
         ------
         UnsupportedModelError
-            If it is in training mode.
+            If it is in training mode, or under autocast.
         """
+        check_precision(self._model)
         # Another engine's forward changes the attention setting for its length.
         with model_lock(self._model):
             attention = self._model.config._attn_implementation
@@ -91,8 +92,11 @@ class WeightsWatch:
         return WeightsState((attention, *self._settings), places, self._samples(places, weights), tuple(weights))
 
     def is_switched(self) -> bool:
-        """Whether an adapter was switched, scaled, disabled or merged since the last look; far cheaper than one."""
-        return _settings(self._layers) != self._settings
+        """Whether an adapter was switched, scaled, disabled or merged since the last look, or autocast switched on.
+
+        Far cheaper than a look.
+        """
+        return _settings(self._layers) != self._settings or is_autocast(self._model)
 
     def _samples(self, places: tuple[tuple[int, int, int], ...], weights: list[Tensor]) -> bytes:
         if places != self._places:
