@@ -30,6 +30,9 @@ __all__ = [
 
 TokenIds = npt.NDArray[np.int64]
 
+_LONGEST_ID = 1 << 16
+"""In characters. It stands in the header of every chunk's file, whose size has a limit."""
+
 
 @dataclass(frozen=True)
 class Document:
@@ -38,7 +41,8 @@ class Document:
     Parameters
     ----------
     id
-        Identity of the document. Adding the same id with another text replaces the document.
+        Identity of the document, at most 65,536 characters. Adding the same id with another text replaces the
+        document.
     text
         The text as it appears in prompts; white space around it does not count.
     version
@@ -60,6 +64,10 @@ class Document:
                 raise TypeError(f"a document's {name} is a str, not {type(value).__name__}")
             if not is_unicode(value):
                 raise ValueError(f"the {name} of document {self.id!r} holds lone surrogates; decode it as UTF-8")
+        if len(self.id) > _LONGEST_ID:
+            raise ValueError(
+                f"a document's id has {len(self.id)} characters, {self.id[:40]!r}...; pass a name of at most {_LONGEST_ID}"
+            )
 
 
 def is_unicode(text: str) -> bool:

@@ -182,8 +182,8 @@ FAULTS = [
         ("spaces.py", "if self._now is None or state != self._state:", "if self._now is None:"),
     ),
     *_all(
-        "test_adapters.py -k 'digest_is_of or merged_then or more_than_layers or middle_of or left_before or "
-        "training or kept_apart or every_space or while_documents'",
+        "test_adapters.py -k 'digest_is_of or merged_adapters or merged_then or more_than_layers or middle_of or "
+        "left_before or training or kept_apart or every_space or while_documents'",
         ("model/fingerprint.py", 'if (name + ".").startswith(idle):', "if False:"),
         ("model/adapters.py", ' or own.get("merged_adapters")', ""),
         ("model/adapters.py", 'if getattr(config, "alora_invocation_tokens", None):', "if False:"),

@@ -192,6 +192,17 @@ def test_merged_then_disabled_adapters_are_taken_apart_by_the_first_forward():
         engine.add_documents(DOCUMENTS)
         assert stored_tokens(engine) == ALL
         assert distance_to_full(engine) < 1e-3
+        # Known by the weights as the forward left them, and not as it found them.
+        with make_engine(model) as later:
+            assert later.fingerprint == engine.fingerprint
+
+
+@pytest.mark.filterwarnings("ignore:All adapters are already merged")
+def test_merged_adapters_are_known_as_the_model_that_was_merged_and_saved():
+    model = adapted("x")
+    model.merge_adapter()
+    with make_engine(model) as merged, make_engine(deepcopy(model).merge_and_unload()) as saved:
+        assert merged.fingerprint == saved.fingerprint
 
 
 def test_an_engine_over_the_base_notices_adapters_put_into_it():

@@ -196,6 +196,7 @@ def test_engines_with_other_layouts_share_a_folder_without_disturbing_each_other
         (lambda: Document("a", None), TypeError),
         (lambda: Document("a", "lone \udce9"), ValueError),
         (lambda: Document("lone \udce9", "a"), ValueError),
+        (lambda: Document("a" * 65_537, "a"), ValueError),
     ],
 )
 def test_documents_of_the_wrong_kind_are_refused_at_once(make, error):
