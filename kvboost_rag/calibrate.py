@@ -17,6 +17,7 @@ from kvboost_rag.bench import BASELINES, BenchOptions, run_bench
 from kvboost_rag.cards import calibration_card
 from kvboost_rag.layouts import layout_name
 from kvboost_rag.policy import Policy, PolicyPoint
+from kvboost_rag.store import make_folder
 from kvboost_rag.types import Document
 
 __all__ = [
@@ -117,7 +118,7 @@ def calibrate(options: BenchOptions, folder: Path, *, show_progress: bool | None
     """
     if not set(options.methods) - set(BASELINES):
         raise ValueError("a calibration needs repairs among its methods; name at least one")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     result = run_bench(options, show_progress=show_progress)
     policy = to_policy(result["summary"], f"calibrated on {options.data.name}")
     path = folder / f"policy-{result['setup']['context_key']}.json"
@@ -165,7 +166,7 @@ def calibrate_documents(
     questions = questions_from(documents, samples, k)
     # Named by what is asked, so that another calibration neither disturbs this one nor takes up its left-overs.
     name = f"calibration-{digest((questions, model, layout, list(methods), max_document_tokens, threads))}"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_samples(questions, folder / f"{name}.jsonl")
     options = BenchOptions(
         data=folder / f"{name}.jsonl", output=folder / f"{name}.json", model=model, methods=("full", *methods),

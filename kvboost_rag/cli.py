@@ -288,13 +288,14 @@ def _bench_eviction(args: argparse.Namespace) -> None:
 def _calibrate(args: argparse.Namespace) -> None:
     from kvboost_rag import bench, plots
     from kvboost_rag.policy import QUALITIES
+    from kvboost_rag.store import make_folder
 
     if args.data and args.docs:
         raise ValueError("--data brings its own documents; leave --docs out, or --data")
     if args.plot:
         plots.require(args.plot)
     folder = args.cache_dir or _default_cache()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     done = _calibrated(args, folder)
     if args.plot:
         plots.frontier(done.result["summary"], f"{args.model}, calibration").save(args.plot)

@@ -65,9 +65,8 @@ class Document:
             if not is_unicode(value):
                 raise ValueError(f"the {name} of document {self.id!r} holds lone surrogates; decode it as UTF-8")
         if len(self.id) > _LONGEST_ID:
-            raise ValueError(
-                f"a document's id has {len(self.id)} characters, {self.id[:40]!r}...; pass a name of at most {_LONGEST_ID}"
-            )
+            seen = f"{len(self.id)} characters, {self.id[:40]!r}..."
+            raise ValueError(f"a document's id has {seen}; pass a name of at most {_LONGEST_ID}")
 
 
 def is_unicode(text: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import stat
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -67,6 +68,16 @@ def test_a_restart_finds_everything_as_it_was(tmp_path):
     for entry in entries:
         assert same(get(store, entry), entry)
         assert same(store.find(entry.chunk.key.content, entry.chunk.token_ids), entry)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions are POSIX'")
+def test_a_new_folder_is_its_owners_and_one_that_is_there_keeps_its_permissions(tmp_path):
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o775)
+    for folder, mode in ((tmp_path / "above" / "new", 0o700), (shared, 0o775)):
+        assert open_store(folder).put(make_chunk(1))
+        assert stat.S_IMODE(folder.stat().st_mode) == mode
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

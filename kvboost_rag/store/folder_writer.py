@@ -15,7 +15,7 @@ from kvboost_rag.store.chunk_file import write_atomically
 from kvboost_rag.store.file_index import FileIndex
 from kvboost_rag.store.folder_lock import FolderLock
 from kvboost_rag.store.header import ChunkFile
-from kvboost_rag.store.layout import WRITING, temporary_files
+from kvboost_rag.store.layout import WRITING, make_folder, temporary_files
 from kvboost_rag.store.room import Order, Room, eviction_order
 from kvboost_rag.store.usage_file import Worth
 from kvboost_rag.types import ChunkKey
@@ -66,8 +66,9 @@ class FolderWriter:
     def _held(self, purpose: str) -> Iterator[bool]:
         """Hold the folder's lock for a block; False (and a log line) if it could not be had in time."""
         # Somebody may have removed the folder.
+        make_folder(self._folder)
         own = self._folder / self._identity
-        own.mkdir(parents=True, exist_ok=True)
+        own.mkdir(exist_ok=True)
         if own.is_symlink():
             raise NotADirectoryError(errno.ENOTDIR, "a link where a folder belongs; remove it", str(own))
         with self._lock.held(purpose) as held:

@@ -25,6 +25,7 @@ __all__ = [
     "folder_bytes",
     "identity_folders",
     "is_name",
+    "make_folder",
     "prefix_of",
     "stale_files",
     "temporary_files",
@@ -39,6 +40,17 @@ _NAME = re.compile(r"[0-9A-Za-z_-]{1,120}")
 def is_name(text: str) -> bool:
     """Whether a key or identity may be part of a path: letters, digits, ``_`` and ``-`` only."""
     return _NAME.fullmatch(text) is not None
+
+
+def make_folder(folder: Path) -> None:
+    """Make a cache folder where none is; only its owner may enter a new one, since it holds what documents say.
+
+    Raises
+    ------
+    OSError
+        If it can not be made.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def chunk_path(folder: Path, identity: str, prefix: str) -> Path:
