@@ -253,13 +253,17 @@ FAULTS = [
             "there = slice(begin + 1, begin + 1 + end - start)",
         ),
         ("assemble.py", "        cache.values[:, :, :, :tokens] = source.values[:, :, :, :tokens]\n", ""),
-        ("assemble.py", "values[layers], start, end)", "values[layers], 0, end - start)"),
         ("plan.py", "same_history = chain(self.seed, ids[:start]) == self.context_key", "same_history = True"),
-        ("plan.py", "same_history, begin, stop, begin - start)", "same_history, begin, stop, 0)"),
         ("plan.py", "min(hit.tokens, len(ids) - 1)", "hit.tokens"),
         ("encode.py", "out, key = [], self.context.key", "out, key = [], prefix_seed(self._fingerprint)"),
     ),
     # Earlier prompts, and documents that change.
+    *_all(
+        "test_engine.py -k 'inside_a_chunk'",
+        ("assemble.py", "values[layers], start, end)", "values[layers], 0, end - start)"),
+        ("assemble.py", "dequantize(keys[layers], start, end,", "dequantize(keys[layers], 0, end - start,"),
+        ("plan.py", "same_history, begin, stop, begin - start)", "same_history, begin, stop, 0)"),
+    ),
     *_all(
         "test_engine.py test_robustness.py -k 'identical or another_repair or another_text or share_kv or forgets or "
         "during_a_stream or conversation or earlier_turns or without_its_id'",

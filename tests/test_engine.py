@@ -251,6 +251,20 @@ def test_earlier_turns_are_a_prefix_hit(engine):
     assert sum(s.tokens for s in earlier) > 5
 
 
+def test_a_prefix_that_ends_inside_a_chunk_is_followed_by_the_rest_of_that_chunk():
+    shared = "The zebra ran over the plain. "
+    first, second = Document("first", shared + "It slept."), Document("second", shared + "It ate much grass then.")
+    with make_engine(chunker=AdaptiveChunker(target=64), repair="none") as engine:
+        engine.add_documents([first, second])
+        engine.generate("Why?", documents=["first"], **GREEDY)
+        again = engine.score("Why?", [1, 2, 3], documents=["second"])
+        seen, rest = [span for span in again.report.spans if span.document_id]
+        assert seen.kind is rest.kind is SpanKind.EXACT
+        assert seen.end - seen.start >= len(engine._tokens.document(shared))
+        expected = engine.score("Why?", [1, 2, 3], documents=["second"], reuse=False).logits
+        assert (again.logits - expected).abs().max() < 1e-3
+
+
 def test_a_conversation_without_documents_is_exact(engine):
     turn = [{"role": "user", "content": "Tell me of the sea."}]
     first = engine.generate(turn, **GREEDY)
