@@ -254,7 +254,6 @@ FAULTS = [
         ),
         ("assemble.py", "        cache.values[:, :, :, :tokens] = source.values[:, :, :, :tokens]\n", ""),
         ("plan.py", "same_history = chain(self.seed, ids[:start]) == self.context_key", "same_history = True"),
-        ("plan.py", "min(hit.tokens, len(ids) - 1)", "hit.tokens"),
         ("encode.py", "out, key = [], self.context.key", "out, key = [], prefix_seed(self._fingerprint)"),
     ),
     # Earlier prompts, and documents that change.
@@ -267,6 +266,7 @@ FAULTS = [
     *_all(
         "test_engine.py test_robustness.py -k 'identical or another_repair or another_text or share_kv or forgets or "
         "during_a_stream or conversation or earlier_turns or without_its_id'",
+        ("plan.py", "min(hit.tokens, len(ids) - 1)", "hit.tokens"),
         ("prefix.py", "usable = shared if entry.repair == repair else exact", "usable = shared"),
         (
             "prefix.py", "return int(different[0]) if len(different) else width",
