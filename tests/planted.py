@@ -266,7 +266,6 @@ FAULTS = [
     *_all(
         "test_engine.py test_robustness.py -k 'identical or another_repair or another_text or share_kv or forgets or "
         "during_a_stream or conversation or earlier_turns or without_its_id'",
-        ("plan.py", "min(hit.tokens, len(ids) - 1)", "hit.tokens"),
         ("prefix.py", "usable = shared if entry.repair == repair else exact", "usable = shared"),
         (
             "prefix.py", "return int(different[0]) if len(different) else width",
@@ -275,7 +274,6 @@ FAULTS = [
         ("prefix.py", "inexact = (SpanKind.APPROXIMATE, SpanKind.RECOMPUTED)", "inexact = (SpanKind.RECOMPUTED,)"),
         ("registry.py", "        self.remove(registered.document.id)\n        handle", "        handle"),
         ("library.py", "if p not in wanted and self._registry.users(p) <= 1", "if p not in wanted"),
-        ("library.py", "                self._prefixes.forget_documents([registered.document.id])\n", ""),
         ("engine.py", " and request.is_current(self._registry):", ":"),
     ),
     # Cards, pictures and notebooks.
