@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from kvboost_rag.generic_texts import CONTEXT_TEXT, PROBE_TEXT
+from kvboost_rag.generic_texts import CONTEXT_TEXTS, PROBE_TEXT
 from kvboost_rag.prompt import Renderer
 from kvboost_rag.tokens import Tokens
 from kvboost_rag.types import TokenIds
@@ -27,7 +27,7 @@ def context_texts(texts: Sequence[str] | Literal["generic"]) -> tuple[str, ...]:
         For a lone text, which is a sequence of texts of one letter each.
     """
     if texts == "generic":
-        return (CONTEXT_TEXT,)
+        return CONTEXT_TEXTS
     if isinstance(texts, str):
         raise ValueError("context_documents is a list of texts, or 'generic'; put a single text into a list")
     return tuple(texts)
@@ -35,7 +35,7 @@ def context_texts(texts: Sequence[str] | Literal["generic"]) -> tuple[str, ...]:
 
 def probe_text(contexts: Sequence[str]) -> str:
     """Choose the other context of the sensitivity measurement: after the same text as before, nothing would change."""
-    return PROBE_TEXT if PROBE_TEXT not in contexts else CONTEXT_TEXT
+    return PROBE_TEXT if PROBE_TEXT not in contexts else CONTEXT_TEXTS[0]
 
 
 def context_ids(renderer: Renderer, tokens: Tokens, contexts: Sequence[str]) -> TokenIds:

@@ -89,7 +89,7 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
     layout
         Places of documents that are handed over apart, and with them the canonical head.
     context_documents
-        Generic texts that every document is encoded after, behind the head; ``"generic"`` takes one that comes along.
+        Generic texts that every document is encoded after, behind the head; ``"generic"`` takes two that come along.
         Closer to full prefill with some models and further from it with others (``docs/repair-frontier.md``), and no
         document is exact then, so none is the default.
     chunker

@@ -24,7 +24,7 @@ from kvboost_rag.bench.plain import PlainModel
 from kvboost_rag.bench.quality import answer_text, chosen_letter, divergence, exact_match, normalised, token_f1
 from kvboost_rag.bench.setup import build_engine, ingest_rates
 from kvboost_rag.bench.summary import summarise
-from kvboost_rag.generic_texts import CONTEXT_TEXT
+from kvboost_rag.generic_texts import CONTEXT_TEXTS
 from kvboost_rag.layouts import CHAT, COMPLETION
 from kvboost_rag.policy import Policy, PolicyPoint
 from kvboost_rag.session import ReusingAnswer
@@ -384,7 +384,7 @@ def test_instruction_and_context_documents_reach_the_prompt(options, tmp_path):
         report = engine.generate(question.text, documents=question.documents, max_tokens=1, repair="none").report
         # Without context documents the first document would be exact.
         assert [s.document_id for s in report.spans if s.kind is SpanKind.EXACT] == [None]
-    assert options(context_documents=Path("generic")).context_texts == (CONTEXT_TEXT,)
+    assert options(context_documents=Path("generic")).context_texts == CONTEXT_TEXTS
 
 
 # Interruption

@@ -16,7 +16,7 @@ from test_engine import DOCUMENTS, GREEDY, MUSIC, RAIN, ZEBRA, make_engine
 from tiny import tiny_model, tiny_tokenizer
 
 from kvboost_rag import Document, KVBoostEngine, Layout, SpanKind
-from kvboost_rag.generic_texts import CONTEXT_TEXT
+from kvboost_rag.generic_texts import CONTEXT_TEXTS
 from kvboost_rag.locate import Locator
 from kvboost_rag.store.chunk_file import checksum
 
@@ -227,7 +227,7 @@ def test_prompts_and_arguments_of_the_wrong_kind_are_refused(engine):
 def test_a_context_is_a_list_of_texts():
     with pytest.raises(ValueError, match="put a single text into a list"):
         make_engine(context_documents="One text.")
-    given, generic = make_engine(context_documents=[CONTEXT_TEXT]), make_engine(context_documents="generic")
+    given, generic = make_engine(context_documents=CONTEXT_TEXTS), make_engine(context_documents="generic")
     assert given.context_key == generic.context_key != make_engine().context_key
 
 

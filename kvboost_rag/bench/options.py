@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kvboost_rag.generic_texts import CONTEXT_TEXT
+from kvboost_rag.generic_texts import CONTEXT_TEXTS
 from kvboost_rag.layouts import LAYOUTS
 from kvboost_rag.policy import Policy
 from kvboost_rag.prompt import Layout
@@ -60,7 +60,7 @@ class BenchOptions:
     repeats
         How often each TTFT is measured; the median counts.
     context_documents
-        Text file whose paragraphs (between blank lines) every document is encoded after; ``generic`` takes the text
+        Text file whose paragraphs (between blank lines) every document is encoded after; ``generic`` takes the texts
         that comes along.
     threads
         Of torch; None leaves them alone.
@@ -154,7 +154,7 @@ class BenchOptions:
         if self.context_documents is None:
             return ()
         if self.context_documents == _GENERIC:
-            return (CONTEXT_TEXT,)
+            return CONTEXT_TEXTS
         text = self.context_documents.read_text(encoding="utf-8")
         paragraphs = tuple(p.strip() for p in re.split(r"\n[ \t]*\n", text) if p.strip())
         if not paragraphs:
