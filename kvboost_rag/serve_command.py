@@ -56,7 +56,10 @@ def _limit_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-documents", type=int, default=64, help="of one chat (default 64)")
     group.add_argument("--max-batch-documents", type=int, default=1024, help="added at once (default 1024)")
     group.add_argument("--max-known-documents", type=int, default=100_000, help="of a namespace (default 100000)")
+    group.add_argument("--max-waiting-per-key", type=int, help="of one namespace (default: half of them)")
     group.add_argument("--timeout", type=float, help="seconds for one answer (default: no limit)")
+    group.add_argument("--receive-timeout", type=float, default=60.0, help="seconds for a request to come (default 60)")
+    group.add_argument("--send-timeout", type=float, default=60.0, help="seconds a stream may stay unread (default 60)")
     group.add_argument("--drain", type=float, default=30.0, help="seconds for running requests at the end (default 30)")
 
 

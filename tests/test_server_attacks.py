@@ -278,8 +278,9 @@ def test_what_no_list_could_hold_is_not_kept(red, told):
 
 
 def test_nobody_without_a_key_reads_the_schema(live):
-    with live.client(None) as client:
-        assert client.get("/openapi.json").status_code == 404
+    with live.client() as client, live.client(RED) as red:
+        assert client.get("/openapi.json").status_code == 401
+        assert red.get("/openapi.json").status_code == 404
 
 
 @pytest.mark.parametrize("arguments", ["[" * 5000 + "]" * 5000, "{", "3"])

@@ -9,7 +9,6 @@ import runpy
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,7 +19,7 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs more packages: pip install 'kvboost-rag[serve]'")
 
 import httpx  # noqa: E402
-from live_server import RED, added, eventually, live_server  # noqa: E402
+from live_server import RED, added, eventually, live_server, opened  # noqa: E402
 from tiny import tiny_model, tiny_tokenizer  # noqa: E402
 
 from kvboost_rag.server import Keys, Limits  # noqa: E402
@@ -30,15 +29,6 @@ CHAT = "/v1/chat/completions"
 SHORT = {"model": "tiny", "messages": [{"role": "user", "content": "Why?"}], "temperature": 0, "max_tokens": 4}
 # As much as the window holds: longer than any test waits for it.
 LONG = SHORT | {"max_tokens": 940, "ignore_eos": True}
-
-
-def opened(live, path: str, body: dict) -> socket.socket:
-    """Send a request and leave the answer where it is."""
-    content = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", live.port), timeout=60)
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-    return connection
 
 
 @pytest.fixture(scope="module")

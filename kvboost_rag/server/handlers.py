@@ -15,7 +15,7 @@ from kvboost_rag.server.running import ClientGone
 
 __all__ = ["HANDLERS"]
 
-_CODES = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+_CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_too_slow", 413: "request_too_large"}
 
 
 def _told(error: ApiError) -> JSONResponse:

@@ -48,7 +48,7 @@ async def respond(
     service.metrics.ttft.observe(time.perf_counter() - arrived)
     followed = _counted(service, first, items)
     if streamed:
-        return EventStream(_events(followed, wire), items)
+        return EventStream(service, _events(followed, wire), items)
     async with aclosing(items):
         return JSONResponse(await unless_gone(request, _whole(followed, wire)))
 

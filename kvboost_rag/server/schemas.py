@@ -162,6 +162,8 @@ class ToolCall(Body):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
+    # The place in a stream, which clients keep that put its pieces together; here the order of the list counts.
+    index: int | None = None
 
 
 class ChatMessage(Body):
