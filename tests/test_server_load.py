@@ -91,7 +91,7 @@ def test_too_many_requests_are_told_when_to_come_again(narrow):
 def test_a_burst_is_refused_in_part_and_answered_in_the_end():
     """Clients that come again when they are told to are all served."""
     openai = pytest.importorskip("openai", reason="pip install openai")
-    asked = SHORT | {"max_tokens": 40, "extra_body": {"ignore_eos": True}}
+    asked = SHORT | {"max_tokens": 10, "extra_body": {"ignore_eos": True}}
     with live_server(limits=Limits(max_concurrent=1, max_queue=2)) as live, ThreadPoolExecutor(5) as pool:
         with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=30) as client:
             answers = [pool.submit(client.chat.completions.create, **asked) for _ in range(5)]
