@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 
@@ -190,6 +191,11 @@ def test_without_keys_a_page_with_this_machines_address_gets_nothing():
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs", "invalid_value"),
         ({"chat_template_kwargs": {"continue_final_message": True}}, "chat_template_kwargs", "invalid_value"),
         ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a", "invalid_value"),
+        ({"chat_template_kwargs": {"a": {"b": {"c": 1}}}}, "chat_template_kwargs.a", "invalid_value"),
+        ({"": 1}, "", "unknown_parameter"),
+        ({"k" * 5000: 1}, "k" * 200, "unknown_parameter"),
+        ({"stop": ["", "a"]}, "stop[0]", "invalid_value"),
+        ({"seed": 1 << 70}, None, "invalid_value"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "invalid_value"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "invalid_value"),
         ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
@@ -233,7 +239,7 @@ def test_what_makes_the_prompt_is_no_option_of_the_template(red, name, value):
     assert error["param"] == "chat_template_kwargs" and f"can not set {name}" in error["message"]
 
 
-@pytest.mark.parametrize("name", ["", "a b", "\u00e4", "__class__", "environment", "loop", "caller", "namespace", "bos_token"])
+@pytest.mark.parametrize("name", ["", "a b", "\u00e4", "__class__", "environment", "loop", "caller", "bos_token"])
 def test_any_other_name_is_passed_on_to_the_template(red, name):
     asked = ASKED | {"chat_template_kwargs": {name: "x"}}
     assert red.post(CHAT, json=asked).json()["choices"] == red.post(CHAT, json=ASKED).json()["choices"]
@@ -276,6 +282,25 @@ def test_what_changes_nothing_is_taken(red):
 def test_a_body_that_is_no_request_is_an_error(red, content):
     for path in (CHAT, "/v1/completions", "/v1/documents"):
         error_of(red.post(path, content=content, headers={"Content-Type": "application/json"}), 400)
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_a_body_of_another_type_is_told_the_right_one(red, kind):
+    """As curl sends it when nobody says what it is."""
+    headers = {} if kind is None else {"Content-Type": kind}
+    error = error_of(red.post(CHAT, content=json.dumps(ASKED), headers=headers), 400)
+    assert error["code"] == "invalid_json" and "Content-Type: application/json" in error["message"]
+
+
+def test_a_compressed_body_is_told_what_to_do(red):
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    error = error_of(red.post(CHAT, content=gzip.compress(json.dumps(ASKED).encode()), headers=headers), 400)
+    assert error["code"] == "invalid_json" and "not compressed" in error["message"]
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=1001"])
+def test_a_wrong_page_is_named(red, query):
+    assert error_of(red.get(f"/v1/documents?{query}"), 400)["param"] == "limit"
 
 
 def test_a_deep_schema_is_refused_or_followed(red):

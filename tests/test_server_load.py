@@ -246,7 +246,8 @@ def process(tmp_path_factory):
     tiny_model("llama").save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     command = [sys.executable, "-m", "kvboost_rag.cli", "serve", "--model", str(folder), "--port", "0"]
-    command += ["--drain", "300"]
+    (folder.parent / "lines.jsonl").write_text('{"id": "zebra", "text": "A zebra ran home."}\n')
+    command += ["--drain", "300", "--documents", str(folder.parent / "lines.jsonl")]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
     try:
         yield started
@@ -260,6 +261,10 @@ def told(process) -> tuple[str, str]:
     """Give the two lines that it prints: address and curl."""
     first, curl = process.stdout.readline(), process.stdout.readline()
     return re.search(r"http://127\.0\.0\.1:\d+", first)[0], curl
+
+
+def test_documents_of_the_command_line_are_known(told):
+    assert httpx.get(told[0] + "/v1/documents/zebra").json()["text"] == "A zebra ran home."
 
 
 def test_the_printed_curl_line_works(told):

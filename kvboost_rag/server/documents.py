@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from pydantic import ValidationError
 
 from kvboost_rag.engine import KVBoostEngine
 from kvboost_rag.server.errors import ApiError
@@ -12,7 +15,10 @@ from kvboost_rag.server.service import Tenant
 from kvboost_rag.server.writes import Since
 from kvboost_rag.types import Document
 
-__all__ = ["add_documents", "check_batch", "chosen_documents", "keep_documents", "known_document", "new_documents"]
+__all__ = [
+    "add_documents", "check_batch", "chosen_documents", "keep_documents", "known_document", "new_documents",
+    "read_documents",
+]  # fmt: skip
 
 
 def known_document(engine: KVBoostEngine, document_id: str, *, status: int = 404) -> Document:
@@ -81,6 +87,32 @@ def add_documents(caller: Tenant, given: Sequence[NewDocument], limits: Limits) 
         with caller.writes.writing(document.id):
             caller.engine.add_documents([document])
         yield document
+
+
+def read_documents(path: Path) -> list[Document]:
+    """Read a file with one document a line, each as ``POST /v1/documents`` takes it.
+
+    Raises
+    ------
+    ValueError
+        For a line that is no document; it is named.
+    OSError
+        If the file can not be read.
+    """
+    lines = path.read_bytes().splitlines()
+    return [_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _line(path: Path, number: int, line: bytes) -> Document:
+    try:
+        return _made(NewDocument.model_validate_json(line))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(
+            f"{path}, line {number}: {where + ': ' if where else ''}{first['msg']}; write a document as "
+            '{"id": "...", "text": "..."} in each line'
+        ) from error
 
 
 def _made(given: NewDocument) -> Document:
