@@ -104,21 +104,38 @@ def test_what_is_deleted_while_a_chat_waits_does_not_come_back(live, client):
     client.delete("/v1/documents/heron").raise_for_status()
 
 
+def test_who_leaves_brings_no_more_documents(live, client):
+    before = known(client)
+    brought = [{"id": f"brought-{i}", "text": f"The {i}th."} for i in range(45)]
+    engine = live.service.engines[""]
+    with opened(live, CHAT, ASKED | {"documents": brought}):
+        eventually(lambda: engine.get_document("brought-0") is not None)
+    eventually(live.idle)
+    new = [document_id for document_id in known(client) if document_id not in before]
+    assert 0 < len(new) < 45
+    engine.remove_documents(new)
+
+
+def keep(*arguments) -> None:
+    for _ in keep_documents(*arguments):
+        pass
+
+
 def test_of_two_writers_at_once_the_list_of_documents_wins():
     newest = Document("heron", "Herons fly south in autumn, and nobody knows how they find the way.")
     with own_engine() as engine:
         caller = Tenant("", engine)
         early, late = caller.writes.since(), None
         with caller.writes.writing("heron"):
-            overtaken = threading.Thread(target=keep_documents, args=(caller, [Document("heron", HERON)], early))
+            overtaken = threading.Thread(target=keep, args=(caller, [Document("heron", HERON)], early))
             overtaken.start()
             engine.add_documents([newest])
         overtaken.join(30)
         assert engine.get_document("heron") == newest
         with caller.writes.writing("heron"):
             engine.remove_documents(["heron"])
-        keep_documents(caller, [Document("heron", HERON)], early)
+        keep(caller, [Document("heron", HERON)], early)
         assert engine.get_document("heron") is None
         late = caller.writes.since()
-        keep_documents(caller, [Document("heron", HERON), Document("zebra", "Another text.")], late)
+        keep(caller, [Document("heron", HERON), Document("zebra", "Another text.")], late)
         assert engine.get_document("heron").text == HERON and engine.get_document("zebra").text == ZEBRA

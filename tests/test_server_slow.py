@@ -66,6 +66,20 @@ def test_a_slow_reader_gets_all_of_it(live):
     assert out.count(b"data: ") > 40
 
 
+def test_a_long_answer_may_be_read_slowly(live):
+    """Longer than an idle connection lives."""
+    given = {"id": "long", "text": "A text.", "metadata": {"much": "x" * 12_000_000}}
+    with live.client(RED) as red:
+        red.post("/v1/documents", json=given).raise_for_status()
+    with connected(live) as slow:
+        slow.sendall(f"GET /v1/documents/long HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {RED}\r\n\r\n".encode())
+        out, begin = 0, time.monotonic()
+        while part := slow.recv(1 << 18):
+            out += len(part)
+            time.sleep(0.04)
+        assert out > 12_000_000 and time.monotonic() - begin > 1.0
+
+
 def test_a_stranger_sends_no_body(live):
     """The refusal comes while the body is still missing."""
     with connected(live) as stranger:

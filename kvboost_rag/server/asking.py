@@ -46,8 +46,8 @@ class _Asked:
     keeps_documents: bool
 
 
-def answer_chat(caller: Tenant, body: ChatRequest, limits: Limits, since: Since) -> Generator[Item, None, None]:
-    """Answer a chat."""
+def answer_chat(caller: Tenant, body: ChatRequest, limits: Limits, since: Since) -> Generator[Item | None, None, None]:
+    """Answer a chat; None comes after each document that is kept, before everything else."""
     engine = caller.engine
     options = _options(engine, body, limits)
     listed = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
@@ -67,18 +67,18 @@ def answer_chat(caller: Tenant, body: ChatRequest, limits: Limits, since: Since)
 
 def answer_completion(
     caller: Tenant, body: CompletionRequest, limits: Limits, since: Since
-) -> Generator[Item, None, None]:
+) -> Generator[Item | None, None, None]:
     """Continue a text; with documents it is a question, laid out as the engine's layout says."""
     options = _options(caller.engine, body, limits)
     return _answer(caller, _Asked(body.text, options, Reader(), body.register_documents), limits, since)
 
 
-def _answer(caller: Tenant, asked: _Asked, limits: Limits, since: Since) -> Generator[Item, None, None]:
+def _answer(caller: Tenant, asked: _Asked, limits: Limits, since: Since) -> Generator[Item | None, None, None]:
     # A request that is refused leaves no documents behind: whatever can be wrong with it is looked for first.
     stream = caller.engine.stream(asked.prompt, **asked.options)
     new = _documents_to_keep(caller.engine, asked, limits)
     _check_length(caller.engine, asked, limits, always=bool(new))
-    keep_documents(caller, new, since)
+    yield from keep_documents(caller, new, since)
     with closing(stream):
         while True:
             try:

@@ -23,17 +23,21 @@ class IdleConnections:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # By connection and the request that it had last.
-        self._since: dict[tuple[H11Protocol, object], float] = {}
+        # By connection, the request that it had last, and the bytes that are still to be sent.
+        self._since: dict[tuple[H11Protocol, object, int], float] = {}
 
     def end(self, connections: Iterable[object]) -> None:
         """Look at all connections there are, and end those that have been idle for too long."""
         now = time.monotonic()
-        idle = [(c, c.cycle) for c in connections if isinstance(c, H11Protocol) and _is_idle(c)]
-        self._since = {one: self._since.get(one, now) for one in idle}
-        for (connection, _), since in self._since.items():
+        idle = [_state(c) for c in connections if isinstance(c, H11Protocol) and _is_idle(c)]
+        self._since = {state: self._since.get(state, now) for state in idle}
+        for (connection, *_), since in self._since.items():
             if now - since > self._seconds:
                 connection.transport.abort()
+
+
+def _state(connection: H11Protocol) -> tuple[H11Protocol, object, int]:
+    return connection, connection.cycle, connection.transport.get_write_buffer_size()
 
 
 def _is_idle(connection: H11Protocol) -> bool:

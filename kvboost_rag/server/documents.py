@@ -61,12 +61,16 @@ def new_documents(engine: KVBoostEngine, chosen: Sequence[Document], limits: Lim
     return list(new.values())
 
 
-def keep_documents(caller: Tenant, new: Sequence[Document], since: Since) -> None:
-    """Add documents that a request brought, but for those that were written or deleted since it came."""
+def keep_documents(caller: Tenant, new: Sequence[Document], since: Since) -> Generator[None, None, None]:
+    """Add documents that a request brought, but for those that were written or deleted since it came.
+
+    Yields after each, so that it can be broken off.
+    """
     for document in new:
         with caller.writes.unless_written(document.id, since) as is_free:
             if is_free and caller.engine.get_document(document.id) is None:
                 caller.engine.add_documents([document])
+        yield
 
 
 def check_batch(given: Sequence[NewDocument], limits: Limits) -> None:

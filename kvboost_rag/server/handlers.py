@@ -17,6 +17,7 @@ __all__ = ["HANDLERS"]
 
 _LONGEST_NAME = 200
 _NO_JSON = "the body can not be read as JSON; send JSON in UTF-8, not compressed, with 'Content-Type: application/json'"
+_NO_PATH = "there is no such path; ask /v1/chat/completions, /v1/completions, /v1/models or /v1/documents"
 _CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_too_slow", 413: "request_too_large"}
 
 
@@ -33,7 +34,8 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     if status == 400:
         # FastAPI's own, for a body that it can not decode.
         return _told(ApiError(400, _NO_JSON, "invalid_json"))
-    return _told(ApiError(status, error.detail, _CODES.get(status, "bad_request"), headers=error.headers or {}))
+    detail = _NO_PATH if status == 404 else error.detail
+    return _told(ApiError(status, detail, _CODES.get(status, "bad_request"), headers=error.headers or {}))
 
 
 async def _gone(request: Request, error: ClientGone) -> Response:
