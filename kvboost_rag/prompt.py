@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import accumulate, takewhile
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from kvboost_rag.messages import CLOSE, CUT, DOCUMENT, OPEN, Cuts, Guard, Message, Prompt, checked, enclosed
@@ -189,8 +188,12 @@ class Renderer:
             rendered = self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=not options.get("continue_final_message"), **options
             )
-        except TemplateError as error:
-            raise ValueError(f"the chat template refuses these messages: {error}") from error
+        except Exception as error:
+            # A template is a program that callers' messages and options run through: it may raise anything.
+            raise ValueError(
+                f"the chat template can not render these messages with these options: {error}; change or leave out "
+                "what it names"
+            ) from error
         return str(rendered)
 
 

@@ -14,6 +14,7 @@ from kvboost_rag.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from kvboost_rag.server import Engines, Keys, Limits
+    from kvboost_rag.types import Document
 
 __all__ = ["add_arguments", "run"]
 
@@ -38,6 +39,9 @@ def _engine_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--layout", choices=tuple(LAYOUTS), default="chat", help="of documents (default chat)")
     group.add_argument("--repair", help="repair method (default auto)")
     group.add_argument("--kv-dtype", choices=KV_DTYPES, default="native", help="what KV is stored as")
+    group.add_argument(
+        "--documents", type=Path, help="added at the start: folder of text files, or lines of {id, text} in JSON"
+    )
     group.add_argument("--cache-dir", type=Path, help="where KV is kept for the next start, a folder for a namespace")
     group.add_argument("--store", help=f"a Redis server to share KV by, redis://HOST (default: ${STORE_VARIABLE})")
     group.add_argument("--max-memory-bytes", type=_size, help="documents' KV in memory, as 4GiB (default: no limit)")
@@ -56,7 +60,10 @@ def _limit_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-documents", type=int, default=64, help="of one chat (default 64)")
     group.add_argument("--max-batch-documents", type=int, default=1024, help="added at once (default 1024)")
     group.add_argument("--max-known-documents", type=int, default=100_000, help="of a namespace (default 100000)")
+    group.add_argument("--max-waiting-per-key", type=int, help="of one namespace (default: half of them)")
     group.add_argument("--timeout", type=float, help="seconds for one answer (default: no limit)")
+    group.add_argument("--receive-timeout", type=float, default=60.0, help="seconds for a request to come (default 60)")
+    group.add_argument("--send-timeout", type=float, default=60.0, help="seconds a stream may stay unread (default 60)")
     group.add_argument("--drain", type=float, default=30.0, help="seconds for running requests at the end (default 30)")
 
 
@@ -75,11 +82,14 @@ def run(args: argparse.Namespace) -> None:
     keys = _keys(args.api_keys)
     check_host(args.host, keys, allow_anyone=args.allow_anyone)
     limits = _limits(args)
+    documents = [] if args.documents is None else _documents(args.documents)
     if args.replicas is not None:
         return _run_replicas(args, keys, limits)
     if args.ray_address is not None:
         raise ValueError("--ray-address is for replicas; give --replicas N")
     service = Service(_engines(args, keys), keys, limits)
+    for engine in service.engines.all:
+        engine.add_documents(documents, show_progress=None)
     serve(
         service, args.host, args.port,
         announce=lambda address: print(_greeting(service.engines.name, keys, address), flush=True),
@@ -90,6 +100,8 @@ def run(args: argparse.Namespace) -> None:
 def _run_replicas(args: argparse.Namespace, keys: Keys, limits: Limits) -> None:
     from kvboost_rag.replicas import ReplicaOptions, serve_replicas
 
+    if args.documents is not None:
+        raise ValueError("--documents is for one process; add documents to replicas by POST /v1/documents")
     options = ReplicaOptions(args.model, model_name(args.model), keys, limits, _engine_options(args))
     serve_replicas(
         options, args.replicas, args.host, args.port, ray_address=args.ray_address,
@@ -109,6 +121,13 @@ def _limits(args: argparse.Namespace) -> Limits:
     from kvboost_rag.server import Limits
 
     return Limits(**{name: getattr(args, name) for name in Limits.__dataclass_fields__})
+
+
+def _documents(path: Path) -> list[Document]:
+    from kvboost_rag.demo_documents import read_folder
+    from kvboost_rag.server.documents import read_documents
+
+    return read_folder(path) if path.is_dir() else read_documents(path)
 
 
 def _engines(args: argparse.Namespace, keys: Keys) -> Engines:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -50,6 +52,20 @@ def eventually(true, seconds: float = 30.0) -> None:
     while not true():
         assert time.monotonic() < end, "it never came to that"
         time.sleep(0.01)
+
+
+def opened(live: Live, path: str, body: dict, key: str | None = None, buffer: int | None = None) -> socket.socket:
+    """Send a request and leave the answer where it is, in a buffer of so many bytes."""
+    connection = socket.socket()
+    if buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.settimeout(60)
+    connection.connect(("127.0.0.1", live.port))
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    head += f"Authorization: Bearer {key}\r\n" if key else ""
+    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+    return connection
 
 
 @contextmanager

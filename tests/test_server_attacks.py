@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 
@@ -16,6 +17,7 @@ from kvboost_rag.server import Keys, Limits, check_host  # noqa: E402
 
 CHAT = "/v1/chat/completions"
 ASKED = {"model": "tiny", "messages": [{"role": "user", "content": "What ran?"}], "temperature": 0, "max_tokens": 8}
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 LIMITS = Limits(
     max_body_bytes=20_000, max_tokens=64, max_prompt_tokens=600, max_documents=3, max_batch_documents=4,
     max_known_documents=5,
@@ -188,7 +190,15 @@ def test_without_keys_a_page_with_this_machines_address_gets_nothing():
         ({"quality": "best", "repair": "none"}, None, "invalid_value"),
         ({"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "chat_template_kwargs", "invalid_value"),
         ({"chat_template_kwargs": {"continue_final_message": True}}, "chat_template_kwargs", "invalid_value"),
+        ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a", "invalid_value"),
+        ({"chat_template_kwargs": {"a": {"b": {"c": 1}}}}, "chat_template_kwargs.a", "invalid_value"),
+        ({"": 1}, "", "unknown_parameter"),
+        ({"k" * 5000: 1}, "k" * 200, "unknown_parameter"),
+        ({"stop": ["", "a"]}, "stop[0]", "invalid_value"),
+        ({"seed": 1 << 70}, None, "invalid_value"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs", "invalid_value"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "invalid_value"),
+        ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format", "unsupported_value"),
         ({"tool_choice": "required"}, None, "invalid_value"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "unsupported_value"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}},
@@ -206,6 +216,51 @@ def test_what_would_change_the_answer_is_never_passed_over(red, change, param, c
     assert (error["code"], error["type"]) == (code, "invalid_request_error")
     assert error["param"] == param
     assert len(error["message"]) < 400
+
+
+def test_tools_with_a_form_name_what_to_do(red):
+    asked = ASKED | {"tools": [TOOL], "response_format": {"type": "json_object"}}
+    assert "tool_choice='none'" in error_of(red.post(CHAT, json=asked), 400)["message"]
+    assert red.post(CHAT, json=asked | {"tool_choice": "none"}).status_code == 200
+    assert red.post(CHAT, json=asked | {"response_format": {"type": "text"}}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "messages", "documents", "tools", "tokenize", "add_generation_prompt", "return_tensors", "padding",
+        "chat_template", "continue_final_message", "conversation", "conversations", "kwargs", "self",
+        "tokenizer_kwargs", "return_assistant_tokens_mask", "truncation",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [True, None, "x"])
+def test_what_makes_the_prompt_is_no_option_of_the_template(red, name, value):
+    error = error_of(red.post(CHAT, json=ASKED | {"chat_template_kwargs": {name: value}}), 400)
+    assert error["param"] == "chat_template_kwargs" and f"can not set {name}" in error["message"]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "\u00e4", "__class__", "environment", "loop", "caller", "bos_token"])
+def test_any_other_name_is_passed_on_to_the_template(red, name):
+    asked = ASKED | {"chat_template_kwargs": {name: "x"}}
+    assert red.post(CHAT, json=asked).json()["choices"] == red.post(CHAT, json=ASKED).json()["choices"]
+
+
+def test_a_template_that_stumbles_over_an_option_says_so(live, red, monkeypatch):
+    tokenizer = live.service.engines["red"].tokenizer
+    monkeypatch.setattr(tokenizer, "chat_template", tokenizer.chat_template + "{{ 1 + (depth or 0) }}{{ range(5) }}")
+    asked = ASKED | {"chat_template_kwargs": {"depth": "deep"}}
+    assert "unsupported operand" in error_of(red.post(CHAT, json=asked), 400)["message"]
+    asked = ASKED | {"chat_template_kwargs": {"range": "far"}}
+    assert "not callable" in error_of(red.post(CHAT, json=asked), 400)["message"]
+    assert red.post(CHAT, json=ASKED | {"chat_template_kwargs": {"depth": 3}}).status_code == 200
+
+
+def test_a_call_keeps_the_index_that_it_had_in_a_stream(red):
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    said = [*ASKED["messages"], {"role": "assistant", "content": None, "tool_calls": [call | {"index": 0}]}]
+    plain = [*ASKED["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    answers = [red.post(CHAT, json=ASKED | {"messages": m}).json()["choices"] for m in (said, plain)]
+    assert answers[0] == answers[1]
 
 
 def test_what_changes_nothing_is_taken(red):
@@ -227,6 +282,25 @@ def test_what_changes_nothing_is_taken(red):
 def test_a_body_that_is_no_request_is_an_error(red, content):
     for path in (CHAT, "/v1/completions", "/v1/documents"):
         error_of(red.post(path, content=content, headers={"Content-Type": "application/json"}), 400)
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_a_body_of_another_type_is_told_the_right_one(red, kind):
+    """As curl sends it when nobody says what it is."""
+    headers = {} if kind is None else {"Content-Type": kind}
+    error = error_of(red.post(CHAT, content=json.dumps(ASKED), headers=headers), 400)
+    assert error["code"] == "invalid_json" and "Content-Type: application/json" in error["message"]
+
+
+def test_a_compressed_body_is_told_what_to_do(red):
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    error = error_of(red.post(CHAT, content=gzip.compress(json.dumps(ASKED).encode()), headers=headers), 400)
+    assert error["code"] == "invalid_json" and "not compressed" in error["message"]
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=1001"])
+def test_a_wrong_page_is_named(red, query):
+    assert error_of(red.get(f"/v1/documents?{query}"), 400)["param"] == "limit"
 
 
 def test_a_deep_schema_is_refused_or_followed(red):
@@ -278,8 +352,9 @@ def test_what_no_list_could_hold_is_not_kept(red, told):
 
 
 def test_nobody_without_a_key_reads_the_schema(live):
-    with live.client(None) as client:
-        assert client.get("/openapi.json").status_code == 404
+    with live.client() as client, live.client(RED) as red:
+        assert client.get("/openapi.json").status_code == 401
+        assert "ask /v1/chat/completions" in error_of(red.get("/openapi.json"), 404)["message"]
 
 
 @pytest.mark.parametrize("arguments", ["[" * 5000 + "]" * 5000, "{", "3"])

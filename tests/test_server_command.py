@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs more packages: pip install 'kvboost-rag[serve]'")
 
-from kvboost_rag import serve_command  # noqa: E402
+from kvboost_rag import Document, serve_command  # noqa: E402
 from kvboost_rag.cli import _parser, main  # noqa: E402
 from kvboost_rag.server import Limits  # noqa: E402
 
@@ -35,6 +35,15 @@ def test_keys_come_from_a_file_or_else_from_the_environment(tmp_path, monkeypatc
     assert KEY not in repr(keys)
 
 
+def test_documents_come_from_a_folder_or_from_lines(tmp_path):
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "one.txt").write_text("The first text.")
+    assert serve_command._documents(tmp_path) == [Document("part/one.txt", "The first text.")]
+    lines = tmp_path / "more.jsonl"
+    lines.write_text('{"id": "a", "text": "A\u2028 line.", "metadata": {"page": 3}}\n\n{"id": "b", "text": "Two."}\n')
+    assert serve_command._documents(lines) == [Document("a", "A\u2028 line.", None, {"page": 3}), Document("b", "Two.")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -43,12 +52,21 @@ def test_keys_come_from_a_file_or_else_from_the_environment(tmp_path, monkeypatc
         (["--ray-address", "10.0.0.1:6379"], "give --replicas N"),
         (["--max-concurrent", "0"], "max_concurrent is 0; give at least 1"),
         (["--timeout", "nan"], "timeout is nan"),
+        (["--send-timeout", "0"], "send_timeout is 0.0; give at least"),
+        (["--max-waiting-per-key", "0"], "max_waiting_per_key is 0; give at least 1"),
+        (["--documents", "nowhere"], "nowhere"),
+        (["--documents", "empty"], "empty holds no text"),
+        (["--documents", "wrong.jsonl"], 'wrong.jsonl, line 2: text: Field required; write a document as {"id"'),
+        (["--documents", "right.jsonl", "--replicas", "1"], "by POST /v1/documents"),
         (["--model", "nobody/nothing"], "nobody/nothing"),
     ],
 )
 def test_errors_are_one_line_with_the_remedy(arguments, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(serve_command.KEYS_VARIABLE, raising=False)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "right.jsonl").write_text('{"id": "a", "text": "One."}\n')
+    (tmp_path / "wrong.jsonl").write_text('{"id": "a", "text": "One."}\n{"id": "b"}\n')
     assert main(["serve", *arguments]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""

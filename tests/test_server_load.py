@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -9,10 +10,10 @@ import runpy
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,25 +21,17 @@ import pytest
 pytest.importorskip("fastapi", reason="the server needs more packages: pip install 'kvboost-rag[serve]'")
 
 import httpx  # noqa: E402
-from live_server import RED, added, eventually, live_server  # noqa: E402
+from live_server import BLUE, KEYS, RED, added, eventually, live_server, opened  # noqa: E402
 from tiny import tiny_model, tiny_tokenizer  # noqa: E402
 
 from kvboost_rag.server import Keys, Limits  # noqa: E402
+from kvboost_rag.server.admission import Admission  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 CHAT = "/v1/chat/completions"
 SHORT = {"model": "tiny", "messages": [{"role": "user", "content": "Why?"}], "temperature": 0, "max_tokens": 4}
 # As much as the window holds: longer than any test waits for it.
 LONG = SHORT | {"max_tokens": 940, "ignore_eos": True}
-
-
-def opened(live, path: str, body: dict) -> socket.socket:
-    """Send a request and leave the answer where it is."""
-    content = json.dumps(body).encode()
-    connection = socket.create_connection(("127.0.0.1", live.port), timeout=60)
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
-    return connection
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +86,106 @@ def test_too_many_requests_are_told_when_to_come_again(narrow):
     assert waiting.recv(20).startswith(b"HTTP/1.1 200")
     waiting.close()
     eventually(narrow.idle)
+
+
+def test_a_burst_is_refused_in_part_and_answered_in_the_end():
+    """Clients that come again when they are told to are all served."""
+    openai = pytest.importorskip("openai", reason="pip install openai")
+    asked = SHORT | {"max_tokens": 10, "extra_body": {"ignore_eos": True}}
+    with live_server(limits=Limits(max_concurrent=1, max_queue=2)) as live, ThreadPoolExecutor(5) as pool:
+        with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=30) as client:
+            answers = [pool.submit(client.chat.completions.create, **asked) for _ in range(5)]
+            assert len({answer.result(120).choices[0].message.content for answer in answers}) == 1
+        refused = re.search(r'completions",status="429"} (\d+)', live.service.metrics.text().decode())
+        assert int(refused[1]) >= 2
+        assert live.idle()
+
+
+def test_openais_client_may_leave_in_the_middle_of_a_stream(narrow, caplog):
+    openai = pytest.importorskip("openai", reason="pip install openai")
+    caplog.set_level("INFO", "kvboost_rag")
+    asked = SHORT | {"max_tokens": 940, "stream": True, "extra_body": {"ignore_eos": True}}
+
+    async def leave() -> None:
+        async with openai.AsyncOpenAI(base_url=f"{narrow.url}/v1", api_key="none", max_retries=0) as client:
+            async with await client.chat.completions.create(**asked) as stream:
+                await anext(aiter(stream))
+
+    with openai.OpenAI(base_url=f"{narrow.url}/v1", api_key="none", max_retries=0) as client:
+        with client.chat.completions.create(**asked) as stream:
+            next(iter(stream))
+        eventually(narrow.idle)
+        asyncio.run(leave())
+        eventually(narrow.idle)
+        assert "prompt tokens" not in caplog.text
+
+
+@pytest.fixture
+def shared():
+    limits = Limits(max_concurrent=1, max_queue=4)
+    with live_server(KEYS, limits) as running:
+        yield running
+
+
+def test_one_key_does_not_fill_the_queue_for_others(shared):
+    admission = shared.service.admission
+    running = opened(shared, CHAT, LONG | {"stream": True}, RED)
+    assert running.recv(20).startswith(b"HTTP/1.1 200")
+    waiting = [opened(shared, CHAT, SHORT, RED) for _ in range(2)]
+    eventually(lambda: admission.waiting == 2)
+    with shared.client(RED) as red, shared.client(BLUE) as blue, ThreadPoolExecutor(1) as pool:
+        refused = red.post(CHAT, json=SHORT)
+        assert refused.status_code == 429 and "this key" in refused.json()["error"]["message"]
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        answer = pool.submit(blue.post, CHAT, json=SHORT)
+        eventually(lambda: admission.waiting == 3)
+        running.close()
+        assert answer.result(60).status_code == 200
+        assert red.post(CHAT, json=SHORT).status_code == 200
+    for connection in waiting:
+        assert connection.recv(20).startswith(b"HTTP/1.1 200")
+        connection.close()
+
+
+def test_namespaces_take_turns_in_the_queue(shared):
+    admission, order = shared.service.admission, []
+    running = opened(shared, CHAT, LONG | {"stream": True}, RED)
+    assert running.recv(20).startswith(b"HTTP/1.1 200")
+
+    def ask(client: httpx.Client, name: str) -> None:
+        assert client.post(CHAT, json=SHORT).status_code == 200
+        order.append(name)
+
+    with shared.client(RED) as red, shared.client(BLUE) as blue, ThreadPoolExecutor(4) as pool:
+        asked = []
+        for client, name in ((red, "red 1"), (red, "red 2"), (blue, "blue 1"), (blue, "blue 2")):
+            asked.append(pool.submit(ask, client, name))
+            eventually(lambda: admission.waiting == len(asked))
+        running.close()
+        for one in asked:
+            one.result(60)
+    assert order == ["red 1", "blue 1", "red 2", "blue 2"]
+
+
+def test_a_place_that_is_handed_to_one_who_leaves_goes_to_the_next():
+    async def scene() -> None:
+        admission = Admission(Limits(max_concurrent=1))
+
+        async def work() -> None:
+            async with admission.place():
+                pass
+
+        async with admission.place():
+            first, second = asyncio.create_task(work()), asyncio.create_task(work())
+            await asyncio.sleep(0)
+            assert (admission.active, admission.waiting) == (1, 2)
+        # It has the place already, and does not know it yet.
+        first.cancel()
+        await asyncio.wait({first, second}, timeout=10)
+        assert first.cancelled() and second.done()
+        assert admission.busy == 0
+
+    asyncio.run(scene())
 
 
 def test_who_leaves_the_queue_is_forgotten(narrow):
@@ -153,7 +246,8 @@ def process(tmp_path_factory):
     tiny_model("llama").save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     command = [sys.executable, "-m", "kvboost_rag.cli", "serve", "--model", str(folder), "--port", "0"]
-    command += ["--drain", "300"]
+    (folder.parent / "lines.jsonl").write_text('{"id": "zebra", "text": "A zebra ran home."}\n')
+    command += ["--drain", "300", "--documents", str(folder.parent / "lines.jsonl")]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
     try:
         yield started
@@ -167,6 +261,10 @@ def told(process) -> tuple[str, str]:
     """Give the two lines that it prints: address and curl."""
     first, curl = process.stdout.readline(), process.stdout.readline()
     return re.search(r"http://127\.0\.0\.1:\d+", first)[0], curl
+
+
+def test_documents_of_the_command_line_are_known(told):
+    assert httpx.get(told[0] + "/v1/documents/zebra").json()["text"] == "A zebra ran home."
 
 
 def test_the_printed_curl_line_works(told):

@@ -14,6 +14,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from kvboost_rag.server import chat, completions, document_routes, models
 from kvboost_rag.server.bodies import LimitBody
 from kvboost_rag.server.counting import CountRequests
+from kvboost_rag.server.first_check import CheckKey
 from kvboost_rag.server.handlers import HANDLERS
 from kvboost_rag.server.service import Operator, Served, Service
 
@@ -33,14 +34,17 @@ def create_app(service: Service, *, hosts: Sequence[str] = ("*",)) -> FastAPI:
     """
     app = FastAPI(title="kvboost_rag", docs_url=None, redoc_url=None, openapi_url=None, lifespan=_closing_engines)
     app.state.service = service
-    app.add_middleware(LimitBody, max_bytes=service.limits.max_body_bytes)
+    app.add_middleware(
+        LimitBody, max_bytes=service.limits.max_body_bytes, seconds=service.limits.receive_timeout
+    )
+    app.add_middleware(CheckKey, keys=service.keys)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     app.add_middleware(CountRequests, requests=service.metrics.requests)
     for kind, handler in HANDLERS.items():
         app.add_exception_handler(kind, handler)
     for module in (chat, completions, document_routes, models):
         app.include_router(module.router)
-    app.add_api_route("/health", _health, methods=["GET"])
+    app.add_api_route("/health", _health, methods=["GET", "HEAD"])
     app.add_api_route("/metrics", _metrics, methods=["GET"], dependencies=[Operator])
     return app
 

@@ -23,7 +23,7 @@ class LimitBody:
     max_bytes
         Of the body.
     seconds
-        From its first byte to its last.
+        From the last of the headers to its last byte.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int, seconds: float = 60.0) -> None:
@@ -44,6 +44,7 @@ class _Limited:
         self._receive = receive
         self._announced = announced
         self._max_bytes = max_bytes
+        self._seconds = seconds
         self._deadline = asyncio.get_running_loop().time() + seconds
         self._came = 0
         self._is_whole = False
@@ -63,7 +64,10 @@ class _Limited:
         try:
             return await asyncio.wait_for(self._receive(), left)
         except asyncio.TimeoutError as error:
-            raise HTTPException(408, "the request took too long to arrive") from error
+            raise HTTPException(
+                408, f"the request took more than {self._seconds:g} seconds to arrive; send it at once, or less of it",
+                {"Connection": "close"},
+            ) from error
 
     def _check(self, nbytes: int) -> None:
         if nbytes > self._max_bytes:

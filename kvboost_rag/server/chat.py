@@ -24,10 +24,11 @@ router = APIRouter()
 
 
 @router.post("/v1/chat/completions", response_model=None)
-async def chat_completions(body: ChatRequest, request: Request, service: Served, engine: Caller) -> Response:
+async def chat_completions(body: ChatRequest, request: Request, service: Served, caller: Caller) -> Response:
     """Answer a chat, whole or as a stream."""
     service.check_model(body.model)
-    items = working(service, lambda: answer_chat(engine, body, service.limits))
+    since = caller.writes.since()
+    items = working(service, caller, lambda: answer_chat(caller, body, service.limits, since))
     return await respond(service, request, items, ChatWire(body), streamed=bool(body.stream))
 
 

@@ -24,10 +24,11 @@ router = APIRouter()
 
 
 @router.post("/v1/completions", response_model=None)
-async def completions(body: CompletionRequest, request: Request, service: Served, engine: Caller) -> Response:
+async def completions(body: CompletionRequest, request: Request, service: Served, caller: Caller) -> Response:
     """Continue a text, whole or as a stream."""
     service.check_model(body.model)
-    items = working(service, lambda: answer_completion(engine, body, service.limits))
+    since = caller.writes.since()
+    items = working(service, caller, lambda: answer_completion(caller, body, service.limits, since))
     return await respond(service, request, items, CompletionWire(body), streamed=bool(body.stream))
 
 

@@ -26,15 +26,15 @@ router = APIRouter()
 
 @router.post("/v1/documents", response_model=None)
 async def post_documents(
-    body: PostedDocuments, request: Request, service: Served, engine: Caller
+    body: PostedDocuments, request: Request, service: Served, caller: Caller
 ) -> Response:
     """Add one document or several; what was added stays, whatever happens to the rest."""
     given = body.documents if isinstance(body, AddDocuments) else [body]
     check_batch(given, service.limits)
-    added = working(service, lambda: add_documents(engine, given, service.limits))
+    added = working(service, caller, lambda: add_documents(caller, given, service.limits))
     if isinstance(body, AddDocuments) and body.stream:
         first = await unless_gone(request, anext(added))
-        return EventStream(_progress(first, added, len(given)), added)
+        return EventStream(service, _progress(first, added, len(given)), added)
     async with aclosing(added):
         documents = await unless_gone(request, _all(added))
     listed = [_described(document) for document in documents]
@@ -44,31 +44,28 @@ async def post_documents(
 # Plain functions run in a thread: the engine's lock may be held for as long as a prefill takes.
 @router.get("/v1/documents")
 def list_documents(
-    engine: Caller, limit: Annotated[int, Query(ge=1, le=1000)] = 100, after: str | None = None
+    caller: Caller, limit: Annotated[int, Query(ge=1, le=1000)] = 100, after: str | None = None
 ) -> dict[str, Any]:
     """List documents in the order of adding, a page at a time; ``after`` is the last id of the page before."""
-    documents = engine.documents
+    documents = caller.engine.documents
     start = 0 if after is None else _place(documents, after) + 1
     page = [_described(document) for document in islice(documents, start, start + limit)]
     return {"object": "list", "data": page, "has_more": start + limit < len(documents)}
 
 
 @router.get("/v1/documents/{document_id:path}")
-def get_document(document_id: str, engine: Caller) -> dict[str, Any]:
+def get_document(document_id: str, caller: Caller) -> dict[str, Any]:
     """Return a document with its text, and how often it was retrieved, used in a prompt, and served from stored KV."""
-    document = known_document(engine, document_id)
-    return {**_described(document), "text": document.text, "usage": _counts(engine, document_id)}
+    document = known_document(caller.engine, document_id)
+    return {**_described(document), "text": document.text, "usage": _counts(caller.engine, document_id)}
 
 
 @router.delete("/v1/documents/{document_id:path}")
-def delete_document(document_id: str, engine: Caller) -> dict[str, Any]:
+def delete_document(document_id: str, caller: Caller) -> dict[str, Any]:
     """Forget a document and its KV, in every tier."""
-    known_document(engine, document_id)
-    try:
-        engine.remove_documents([document_id])
-    except KeyError as error:
-        # Another request was faster.
-        raise ApiError(404, f"document {document_id!r} is not known", "document_not_found", "documents") from error
+    with caller.writes.writing(document_id):
+        known_document(caller.engine, document_id)
+        caller.engine.remove_documents([document_id])
     return {"id": document_id, "object": "document", "deleted": True}
 
 

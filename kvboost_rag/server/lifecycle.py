@@ -13,6 +13,7 @@ import uvicorn
 
 from kvboost_rag.server.app import create_app
 from kvboost_rag.server.auth import Keys, is_loopback
+from kvboost_rag.server.connections import IdleConnections
 from kvboost_rag.server.service import Service
 
 __all__ = ["DrainingServer", "allowed_hosts", "listening_at", "make_server", "serve"]
@@ -41,6 +42,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self._deadline: float | None = None
+        self._idle = IdleConnections(service.limits.receive_timeout)
 
     @property
     def port(self) -> int:
@@ -61,7 +63,8 @@ class DrainingServer(uvicorn.Server):
             super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
-        """Look, ten times a second, whether it is time to stop."""
+        """Look, ten times a second, whether it is time to stop, and for whom."""
+        self._idle.end(self.server_state.connections)
         if self._deadline is not None:
             late = time.monotonic() - self._deadline
             busy = self._service.admission.busy
@@ -79,6 +82,8 @@ def make_server(
     config = uvicorn.Config(
         create_app(service, hosts=allowed_hosts(host, service.keys)), host=host, port=port, log_level=log_level,
         server_header=False, log_config=None, timeout_graceful_shutdown=_LAST_SECONDS,
+        # h11 limits the headers' size, and there are no websockets.
+        http="h11", ws="none",
     )  # fmt: skip
     return DrainingServer(config, service)
 

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from kvboost_rag.server.errors import ApiError
-
-__all__ = ["Admission", "Limits"]
-
-_LONGEST_WAIT = 60
+__all__ = ["Limits"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +30,15 @@ class Limits:
         Requests that compute at a time.
     max_queue
         Requests that wait behind them; the next one gets status 429.
+    max_waiting_per_key
+        Of one namespace among those that wait; None is half of ``max_queue``, and all of it where there is but one
+        namespace.
     timeout
         Seconds that one answer may take once its turn has come; None for no limit.
+    receive_timeout
+        Seconds in which a request has to arrive.
+    send_timeout
+        Seconds after which a stream is broken off whose client has stopped to read.
     drain
         Seconds that running requests are given when the server stops.
 
@@ -57,7 +56,10 @@ class Limits:
     max_known_documents: int = 100_000
     max_concurrent: int = 8
     max_queue: int = 64
+    max_waiting_per_key: int | None = None
     timeout: float | None = None
+    receive_timeout: float = 60.0
+    send_timeout: float = 60.0
     drain: float = 30.0
 
     def __post_init__(self) -> None:
@@ -67,85 +69,8 @@ class Limits:
             if value is not None and not at_least <= value < math.inf:
                 raise ValueError(f"{name} is {value}; give at least {at_least}")
 
-
-class Admission:
-    """Lets as many requests compute as there are places, and as many wait; in the order in which they came.
-
-    Belongs to one event loop.
-
-    Parameters
-    ----------
-    limits
-        ``max_concurrent`` and ``max_queue``.
-
-    Attributes
-    ----------
-    active, waiting
-        How many requests compute, and how many wait for a place.
-    is_draining
-        Whether new requests are refused, because the server is about to stop.
-    is_over
-        Whether those that run are broken off, because it must not wait any longer.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._free = asyncio.Semaphore(limits.max_concurrent)
-        self._seconds = 1.0
-        self.active = 0
-        self.waiting = 0
-        self.is_draining = False
-        self.is_over = False
-
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Wait for a place and hold it.
-
-        Raises
-        ------
-        ApiError
-            429 if too many wait already, 503 if the server is about to stop.
-        """
-        self._check()
-        self.waiting += 1
-        try:
-            await self._free.acquire()
-        finally:
-            self.waiting -= 1
-        self.active += 1
-        start = time.perf_counter()
-        try:
-            self.check_time()
-            yield
-        finally:
-            self.active -= 1
-            self._free.release()
-            # Recent requests count more; an exact mean would need no less guessing.
-            self._seconds += 0.2 * (time.perf_counter() - start - self._seconds)
-
-    @property
-    def busy(self) -> int:
-        """How many requests have been let in and are not done."""
-        return self.active + self.waiting
-
-    def check_time(self) -> None:
-        """Raise ApiError 503 when the server must not wait any longer; asked in worker threads, too."""
-        if self.is_over:
-            raise ApiError(503, "the server stops, and the answer was broken off; ask again later", "stopping")
-
-    def _check(self) -> None:
-        if self.is_draining:
-            raise ApiError(
-                503, "the server is about to stop; ask another one, or again later", "stopping",
-                headers={"Retry-After": "5", "Connection": "close"},
-            )  # fmt: skip
-        if self.busy >= self._limits.max_concurrent + self._limits.max_queue:
-            seconds = str(self._expected_wait())
-            raise ApiError(
-                429, f"too many requests are waiting; ask again in {seconds} seconds", "overloaded",
-                headers={"Retry-After": seconds},
-            )  # fmt: skip
-
-    def _expected_wait(self) -> int:
-        wait = self._seconds * (self.waiting + 1) / self._limits.max_concurrent
-        return max(1, min(_LONGEST_WAIT, math.ceil(wait)))
+    def waiting_share(self, namespaces: int) -> int:
+        """How many requests of one namespace may wait."""
+        if self.max_waiting_per_key is not None:
+            return self.max_waiting_per_key
+        return self.max_queue if namespaces == 1 else math.ceil(self.max_queue / 2)

@@ -9,8 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvboost_rag.report import Stats
+from kvboost_rag.server.admission import Admission
 from kvboost_rag.server.engines import Engines
-from kvboost_rag.server.limits import Admission
 from kvboost_rag.types import SpanKind
 
 __all__ = ["Metrics"]
@@ -39,6 +39,9 @@ class Metrics:
         self.answer_tokens = Counter("kvboost_completion_tokens", "Tokens of answers", registry=self._registry)
         self.requests = Counter(
             "kvboost_requests", "Requests, by path and status", ["path", "status"], registry=self._registry
+        )
+        self.stuck = Counter(
+            "kvboost_stuck_streams", "Streams broken off because nobody read them any more", registry=self._registry
         )
         self._registry.register(_Gathered(engines, admission))
 

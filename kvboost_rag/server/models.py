@@ -15,16 +15,16 @@ router = APIRouter()
 
 
 @router.get("/v1/models")
-async def list_models(service: Served, engine: Caller) -> dict[str, Any]:
+async def list_models(service: Served, caller: Caller) -> dict[str, Any]:
     """List the one model."""
-    return {"object": "list", "data": [_described(service.engines.name, engine)]}
+    return {"object": "list", "data": [_described(service.engines.name, caller.engine)]}
 
 
 @router.get("/v1/models/{model:path}")
-async def get_model(model: str, service: Served, engine: Caller) -> dict[str, Any]:
+async def get_model(model: str, service: Served, caller: Caller) -> dict[str, Any]:
     """Describe the model."""
     service.check_model(model)
-    return _described(model, engine)
+    return _described(model, caller.engine)
 
 
 def _described(name: str, engine: KVBoostEngine) -> dict[str, Any]:

@@ -37,20 +37,27 @@ class Wire(Protocol):
 
 
 async def respond(
-    service: Service, request: Request, items: AsyncGenerator[Item, None], wire: Wire, *, streamed: bool
+    service: Service, request: Request, items: AsyncGenerator[Item | None, None], wire: Wire, *, streamed: bool
 ) -> Response:
     """Answer a request.
 
     Nothing is sent before the first token is there, so that whatever fails until then has its own status.
     """
     arrived = time.perf_counter()
-    first = await unless_gone(request, anext(items))
+    answer = _without_documents(items)
+    first = await unless_gone(request, anext(answer))
     service.metrics.ttft.observe(time.perf_counter() - arrived)
-    followed = _counted(service, first, items)
+    followed = _counted(service, first, answer)
     if streamed:
-        return EventStream(_events(followed, wire), items)
+        return EventStream(service, _events(followed, wire), items)
     async with aclosing(items):
         return JSONResponse(await unless_gone(request, _whole(followed, wire)))
+
+
+async def _without_documents(items: AsyncIterator[Item | None]) -> AsyncGenerator[Item, None]:
+    async for item in items:
+        if item is not None:
+            yield item
 
 
 async def _counted(service: Service, first: Item, items: AsyncIterator[Item]) -> AsyncIterator[Item]:

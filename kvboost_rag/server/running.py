@@ -13,7 +13,7 @@ from anyio import to_thread
 from fastapi import Request
 
 from kvboost_rag.server.errors import api_error
-from kvboost_rag.server.service import Service
+from kvboost_rag.server.service import Service, Tenant
 
 __all__ = ["ClientGone", "unless_gone", "working"]
 
@@ -25,7 +25,9 @@ class ClientGone(Exception):
     """The client has closed the connection."""
 
 
-async def working(service: Service, start: Callable[[], Generator[T, None, None]]) -> AsyncGenerator[T, None]:
+async def working(
+    service: Service, caller: Tenant, start: Callable[[], Generator[T, None, None]]
+) -> AsyncGenerator[T, None]:
     """Wait for a place, then run a generator in a thread, and yield what it yields.
 
     Closing this closes that, at its next item, and returns when the thread has let go of it.
@@ -36,7 +38,7 @@ async def working(service: Service, start: Callable[[], Generator[T, None, None]
         If there is no place, or for what the engine refuses.
     """
     try:
-        async with service.admission.place(), aclosing(_in_thread(service, start)) as items:
+        async with service.admission.place(caller.namespace), aclosing(_in_thread(service, start)) as items:
             async for item in items:
                 yield item
     except Exception as error:

@@ -162,6 +162,8 @@ class ToolCall(Body):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
+    # The place in a stream, which clients keep that put its pieces together; here the order of the list counts.
+    index: int | None = None
 
 
 class ChatMessage(Body):
@@ -251,6 +253,17 @@ class ChatRequest(AskedFields):
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
+
+    @field_validator("chat_template_kwargs", mode="before")
+    @classmethod
+    def _check_options(cls, given: Any) -> Any:
+        for name, value in given.items() if isinstance(given, dict) else ():
+            if isinstance(value, (dict, list)):
+                raise PydanticCustomError(
+                    "invalid_value", "{param} is no switch of a template; pass a number, text, true, false or null",
+                    {"param": f"chat_template_kwargs.{name}"[:200]},
+                )  # fmt: skip
+        return given
 
     @model_validator(mode="after")
     def _check_together(self) -> ChatRequest:

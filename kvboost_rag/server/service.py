@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -10,13 +11,24 @@ from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from kvboost_rag.engine import KVBoostEngine
+from kvboost_rag.server.admission import Admission
 from kvboost_rag.server.auth import OPERATOR, Keys
 from kvboost_rag.server.engines import Engines
 from kvboost_rag.server.errors import ApiError
-from kvboost_rag.server.limits import Admission, Limits
+from kvboost_rag.server.limits import Limits
 from kvboost_rag.server.metrics import Metrics
+from kvboost_rag.server.writes import Writes
 
-__all__ = ["Caller", "Operator", "Served", "Service", "new_id"]
+__all__ = ["Caller", "Operator", "Served", "Service", "Tenant", "new_id"]
+
+
+@dataclass(frozen=True, eq=False)
+class Tenant:
+    """A namespace, its engine, and what happens to its documents."""
+
+    namespace: str
+    engine: KVBoostEngine
+    writes: Writes = field(default_factory=Writes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +51,14 @@ class Service:
     admission: Admission = field(init=False)
     metrics: Metrics = field(init=False)
     threads: CapacityLimiter = field(init=False)
+    tenants: Mapping[str, Tenant] = field(init=False)
 
     def __post_init__(self) -> None:
         """Make what belongs together; one thread for each place, so that none waits for a thread."""
-        object.__setattr__(self, "admission", Admission(self.limits))
+        object.__setattr__(self, "admission", Admission(self.limits, len(self.keys.namespaces)))
         object.__setattr__(self, "metrics", Metrics(self.engines, self.admission))
         object.__setattr__(self, "threads", CapacityLimiter(self.limits.max_concurrent))
+        object.__setattr__(self, "tenants", {name: Tenant(name, self.engines[name]) for name in self.keys.namespaces})
 
     def check_model(self, name: str) -> None:
         """Refuse any other model than the one that is served."""
@@ -62,15 +76,15 @@ async def _service(request: Request) -> Service:
 Served = Annotated[Service, Depends(_service)]
 
 
-async def _caller(request: Request, service: Served) -> KVBoostEngine:
+async def _caller(request: Request, service: Served) -> Tenant:
     namespace = service.keys.namespace(request.headers.get("authorization"))
     if namespace == OPERATOR:
         raise ApiError(403, "this key reads /metrics alone; send the key of a namespace", "wrong_kind_of_key")
-    return service.engines[namespace]
+    return service.tenants[namespace]
 
 
-Caller = Annotated[KVBoostEngine, Depends(_caller)]
-"""The engine of the namespace that the request's key belongs to."""
+Caller = Annotated[Tenant, Depends(_caller)]
+"""The namespace that the request's key belongs to."""
 
 
 async def _operator(request: Request, service: Served) -> None:

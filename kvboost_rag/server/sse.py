@@ -7,10 +7,12 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
+import anyio
 from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from kvboost_rag.server.errors import ApiError, api_error
+from kvboost_rag.server.service import Service
 
 __all__ = ["EventStream"]
 
@@ -19,27 +21,50 @@ logger = logging.getLogger("kvboost_rag.server")
 _DONE = b"data: [DONE]\n\n"
 
 
+class _StuckError(Exception):
+    """The client does not read."""
+
+
 class EventStream(StreamingResponse):
     """A response of events, and ``[DONE]`` at the end; an error in between is an event too.
 
+    A client that stops to read breaks it off, so that it keeps no place for ever.
+
     Parameters
     ----------
+    service
+        Says how long a client may not read, and counts those that do not.
     events
         What each event holds.
     source
         What the events come from; closed when the response is over, whatever ended it.
     """
 
-    def __init__(self, events: AsyncIterator[Mapping[str, Any]], source: AsyncGenerator[Any, None]) -> None:
+    def __init__(
+        self, service: Service, events: AsyncIterator[Mapping[str, Any]], source: AsyncGenerator[Any, None]
+    ) -> None:
         # A proxy that collects a response before it hands it on would hold the first token back.
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(_encoded(events), media_type="text/event-stream", headers=headers)
+        self._service = service
         self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
+        seconds = self._service.limits.send_timeout
+
+        async def send_in_time(message: Message) -> None:
+            try:
+                with anyio.fail_after(seconds):
+                    await send(message)
+            except TimeoutError as error:
+                raise _StuckError from error
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send_in_time)
+        except _StuckError:
+            logger.warning("a stream is broken off: %s has read nothing for %g seconds", scope["client"], seconds)
+            self._service.metrics.stuck.inc()
         finally:
             await self._source.aclose()
 
