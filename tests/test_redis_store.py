@@ -339,6 +339,8 @@ def test_a_server_that_is_killed_and_comes_back_amid_reads_and_writes(caplog):
         for _ in range(3):
             count = len(served)
             until(lambda count=count: len(served) > count + 5)
+            with server.client() as client:
+                client.flushall()
             server.kill()
             server.start()
         count = len(served)

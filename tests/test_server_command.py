@@ -41,6 +41,7 @@ def test_keys_come_from_a_file_or_else_from_the_environment(tmp_path, monkeypatc
         (["--host", "0.0.0.0"], "give --api-keys"),
         (["--api-keys", "nowhere"], "nowhere"),
         (["--ray-address", "10.0.0.1:6379"], "give --replicas N"),
+        (["--replica-gpus", "1"], "--replica-gpus is for replicas; give --replicas N"),
         (["--max-concurrent", "0"], "max_concurrent is 0; give at least 1"),
         (["--timeout", "nan"], "timeout is nan"),
         (["--model", "nobody/nothing"], "nobody/nothing"),
