@@ -18,6 +18,7 @@ import httpx
 import numpy as np
 import ray
 from fastapi import FastAPI
+from ray.serve.handle import DeploymentHandle
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from kvboost_rag import RedisTier
@@ -31,7 +32,6 @@ parser.add_argument("--requests", type=int, default=80, help="(default 80)")
 parser.add_argument("--documents", type=int, default=24, help="of 200 to 600 tokens (default 24)")
 parser.add_argument("--clients", type=int, default=2, help="requests at a time (default 2)")
 parser.add_argument("--room", type=float, default=0.3, help="of a replica, as a share of all KV (default 0.3)")
-parser.add_argument("--routings", nargs="+", default=["affinity", "random"], help="(default affinity and random)")
 args = parser.parse_args()
 WORDS = "rain falls and rivers rise while old ships wait for wind that no one here has ever seen or heard".split()
 
@@ -51,8 +51,19 @@ def token_bytes(model: Path) -> int:
     return 8 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
 
 
+class AtRandom:
+    """A handle that hides which documents a request names, so that chance decides where their home is."""
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self.answer, self.broadcast, self._handle = self, handle.broadcast, handle
+
+    def remote(self, *arguments: object, sizes: dict[str, float]) -> object:
+        """Hand a request on."""
+        return self._handle.answer.remote(*arguments, sizes={str(draw.random()): 1.0})
+
+
 async def play(front: FastAPI, *, is_shared: bool) -> tuple[list[float], list[float]]:
-    """Add the documents and send the requests; return of each what share of its document hit, and its seconds."""
+    """Add the documents, send the requests, forget all; return what share of each one's document hit, and seconds."""
     requests, seen, hits, times = iter(trace.requests), set(), [], []
 
     async def send(client: httpx.AsyncClient) -> None:
@@ -72,6 +83,8 @@ async def play(front: FastAPI, *, is_shared: bool) -> tuple[list[float], list[fl
             added = (await client.post("/v1/documents", json={"id": name, "text": text})).raise_for_status()
             seen.add((added.headers["x-kvboost-replica"], name))
         await asyncio.gather(*(send(client) for _ in range(args.clients)))
+        for name in texts:
+            (await client.delete(f"/v1/documents/{name}")).raise_for_status()
     return hits, times
 
 
@@ -87,16 +100,16 @@ with tempfile.TemporaryDirectory() as folder:
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     print("| shared tier | routing | hit rate | first token, median | 95 % |\n|---|---|---|---|---|", flush=True)
     for is_shared in (False, True):
-        for routing in args.routings:
-            with subprocess.Popen(server, stdout=subprocess.DEVNULL) as redis:
-                tier = RedisTier(f"unix://{folder}/socket") if is_shared else None
-                engine = {"max_memory_bytes": budget, "max_prefix_bytes": 0, "store": tier}
-                options = ReplicaOptions(str(model), "m", engine=engine, resources={"num_cpus": 0.5}, routing=routing)
-                front = create_front(start_replicas(options, 2), options)
-                hits, times = asyncio.run(play(front, is_shared=is_shared))
-                stop_replicas()
-                redis.terminate()
-            median, slow = (1000 * np.quantile(times, q) for q in (0.5, 0.95))
-            numbers = f"{np.mean(hits):.2f} | {median:,.0f} ms | {slow:,.0f} ms"
-            print(f"| {'on' if is_shared else 'off'} | {routing} | {numbers} |", flush=True)
+        with subprocess.Popen(server, stdout=subprocess.DEVNULL) as redis:
+            tier = RedisTier(f"unix://{folder}/socket") if is_shared else None
+            engine = {"max_memory_bytes": budget, "max_prefix_bytes": 0, "store": tier}
+            options = ReplicaOptions(str(model), "m", engine=engine, resources={"num_cpus": 0.5})
+            handle = start_replicas(options, 2)
+            for routing, router in (("affinity", handle), ("random", AtRandom(handle))):
+                hits, times = asyncio.run(play(create_front(router, options), is_shared=is_shared))
+                median, slow = (1000 * np.quantile(times, q) for q in (0.5, 0.95))
+                numbers = f"{np.mean(hits):.2f} | {median:,.0f} ms | {slow:,.0f} ms"
+                print(f"| {'on' if is_shared else 'off'} | {routing} | {numbers} |", flush=True)
+            stop_replicas()
+            redis.terminate()
     ray.shutdown()

@@ -183,8 +183,6 @@ def test_options_show_no_password_and_their_version_knows_every_field():
         made(RedisTier(one, ttl_seconds=5)).version, made(one, limits=Limits(max_queue=1)).version,
     }  # fmt: skip
     assert len(versions) == 6
-    with pytest.raises(ValueError, match="choose one of 'affinity'"):
-        made(one, routing="guess")
 
 
 def test_what_a_refused_chat_has_left_can_be_deleted(client):

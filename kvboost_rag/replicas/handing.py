@@ -93,20 +93,22 @@ def _is_stream(headers: Mapping[bytes, bytes]) -> bool:
 async def _items(handle: DeploymentHandle[Any], task: Task) -> AsyncGenerator[Begun | bytes, None]:
     for left in reversed(range(_TRIES)):
         stream: Any = handle.answer.remote(task.asked, task.namespace, task.known, sizes=task.sizes or {})
-        begun = False
+        begun = is_over = False
         try:
             async for item in stream:
                 begun = True
                 yield item
+            is_over = True
             return
-        except RayActorError as error:
-            if begun or not left:
-                raise ApiError(503, "a replica was lost; ask again", "replica_lost") from error
-            logger.warning("a replica was lost; another one gets its request")
         except (RayError, BackPressureError, DeploymentUnavailableError) as error:
-            raise _told(error) from error
+            is_over = True
+            if begun or not left or not isinstance(error, RayActorError):
+                raise _told(error) from error
+            logger.warning("a replica was lost; another one gets its request")
         finally:
-            stream.cancel()
+            # What has failed is not cancelled: Ray would raise its error again, in the place of ours.
+            if not is_over:
+                stream.cancel()
 
 
 async def ask_all(handle: DeploymentHandle[Any], method: str, *arguments: Any) -> list[Any]:
@@ -119,7 +121,7 @@ async def ask_all(handle: DeploymentHandle[Any], method: str, *arguments: Any) -
     """
     try:
         results = await handle.broadcast(method, *arguments).results_async(return_exceptions=True)
-    except DeploymentUnavailableError as error:
+    except (RayError, DeploymentUnavailableError) as error:
         raise _told(error) from error
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, RayActorError):
@@ -133,6 +135,8 @@ def _told(error: BaseException) -> ApiError:
         return ApiError(
             429, "too many requests are waiting; ask again in 1 second", "overloaded", headers={"Retry-After": "1"}
         )
+    if isinstance(error, RayActorError):
+        return ApiError(503, "a replica was lost; ask again", "replica_lost")
     if isinstance(error, DeploymentUnavailableError):
         return ApiError(503, "no replica is there; ask again later", "no_replica")
     cause = error.cause if isinstance(error, RayTaskError) else None

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from hashlib import sha256
 from typing import Any
 
-from kvboost_rag.replicas.router import ROUTINGS
 from kvboost_rag.server import Keys, Limits
 
 __all__ = ["ReplicaOptions"]
@@ -34,14 +33,6 @@ class ReplicaOptions:
     resources
         Of one replica, as Ray's ``ray_actor_options`` have them, as ``{"num_gpus": 1}``; one core if they say nothing.
         A replica that has a GPU computes there.
-    routing
-        ``"affinity"`` prefers the replica that has a request's documents, ``"least busy"`` and ``"random"`` do not
-        look at them: for comparisons.
-
-    Raises
-    ------
-    ValueError
-        For a routing that is none.
     """
 
     model: str
@@ -50,12 +41,6 @@ class ReplicaOptions:
     limits: Limits = field(default_factory=Limits)
     engine: Mapping[str, Any] = field(default_factory=dict, repr=False)
     resources: Mapping[str, Any] = field(default_factory=dict)
-    routing: str = "affinity"
-
-    def __post_init__(self) -> None:
-        """Check what Ray would only say in a log."""
-        if self.routing not in ROUTINGS:
-            raise ValueError(f"routing is {self.routing!r}; choose one of {', '.join(map(repr, ROUTINGS))}")
 
     @property
     def version(self) -> str:

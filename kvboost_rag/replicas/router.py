@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import random
-from typing import Any
-
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
 from kvboost_rag.affinity import choose_replica, rank_replicas
 
-__all__ = ["ROUTINGS", "AffinityRouter"]
-
-ROUTINGS = ("affinity", "least busy", "random")
-"""Values of :attr:`kvboost_rag.replicas.ReplicaOptions.routing`."""
+__all__ = ["AffinityRouter"]
 
 
 class AffinityRouter(RequestRouter):
     """Prefers the replica at which a request's documents are at home, unless that one is too busy.
 
-    See :func:`kvboost_rag.affinity.choose_replica`. A request's documents are its argument ``sizes``. What
-    ``request_router_kwargs`` may say is ``routing``, one of :data:`ROUTINGS`.
+    See :func:`kvboost_rag.affinity.choose_replica`. A request's documents are its argument ``sizes``.
     """
 
     # A replica that computes says late how much it has to do; at Ray's own 0.1 s the next one would get its request.
     queue_len_response_deadline_s = 1.0
-
-    def initialize_state(self, **kwargs: Any) -> None:
-        """Take the options."""
-        self._routing = kwargs.get("routing", "affinity")
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -35,10 +24,7 @@ class AffinityRouter(RequestRouter):
         """Order the replicas, each a group of its own: one that takes no more requests is passed over."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
-        if self._routing == "random":
-            return [[replica] for replica in random.sample(candidate_replicas, len(candidate_replicas))]
-        has_documents = pending_request is not None and pending_request.kwargs["sizes"]
-        if pending_request is None or not has_documents or not candidate_replicas or self._routing == "least busy":
+        if pending_request is None or not pending_request.kwargs["sizes"] or not candidate_replicas:
             # Of one group Ray takes the replica that has least to do.
             return [candidate_replicas]
         sizes = pending_request.kwargs["sizes"]

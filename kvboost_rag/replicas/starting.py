@@ -58,9 +58,7 @@ def _deployment(options: ReplicaOptions, count: int) -> Any:
         max_queued_requests=max(1, limits.max_queue),
         graceful_shutdown_timeout_s=limits.drain,
         ray_actor_options=dict(options.resources),
-        request_router_config=RequestRouterConfig(
-            request_router_class=router, request_router_kwargs={"routing": options.routing}
-        ),
+        request_router_config=RequestRouterConfig(request_router_class=router),
     )
     # Ray gives each deployment a version of its own, and would replace all replicas where only their number changes.
     return made(Replica).options(version=options.version, _internal=True).bind(options)
