@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -24,6 +25,8 @@ from tiny import tiny_model, tiny_tokenizer  # noqa: E402
 from kvboost_rag import RedisTier  # noqa: E402
 from kvboost_rag.affinity import rank_replicas  # noqa: E402
 from kvboost_rag.replicas import ReplicaOptions, create_front, start_replicas, stop_replicas  # noqa: E402
+from kvboost_rag.replicas.serving import check_room  # noqa: E402
+from kvboost_rag.replicas.starting import are_running  # noqa: E402
 from kvboost_rag.server import Limits  # noqa: E402
 from kvboost_rag.server.schemas import NewDocument  # noqa: E402
 
@@ -183,6 +186,14 @@ def test_options_show_no_password_and_their_version_knows_every_field():
         made(RedisTier(one, ttl_seconds=5)).version, made(one, limits=Limits(max_queue=1)).version,
     }  # fmt: skip
     assert len(versions) == 6
+
+
+def test_more_than_ray_has_is_refused_and_not_waited_for(front, options):
+    assert are_running()
+    check_room(options, 2)
+    for resources, message in (({"num_cpus": 2}, "2 replicas need 4 CPUs together"), ({"num_gpus": 1}, "need 2 GPUs")):
+        with pytest.raises(ValueError, match=message):
+            check_room(replace(options, resources=resources), 2)
 
 
 def test_what_a_refused_chat_has_left_can_be_deleted(client):

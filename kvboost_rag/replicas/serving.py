@@ -16,7 +16,7 @@ from kvboost_rag.replicas.options import ReplicaOptions
 from kvboost_rag.replicas.starting import are_running, start_replicas, stop_replicas
 from kvboost_rag.server.lifecycle import allowed_hosts, listening_at
 
-__all__ = ["serve_replicas"]
+__all__ = ["check_room", "serve_replicas"]
 
 
 class _Server(uvicorn.Server):
@@ -56,7 +56,7 @@ def serve_replicas(
     """
     with listening_at(host, port) as (listening, address), _ray(ray_address):
         if ray_address is None:
-            _check_room(options, count)
+            check_room(options, count)
         elif are_running():
             raise ValueError(f"replicas run at {ray_address} already, with a front of their own; stop that one first")
         try:
@@ -71,9 +71,15 @@ def serve_replicas(
             stop_replicas()
 
 
-def _check_room(options: ReplicaOptions, count: int) -> None:
-    """Refuse what Ray would wait for without end."""
-    there = ray.cluster_resources()
+def check_room(options: ReplicaOptions, count: int) -> None:
+    """Refuse what Ray would wait for without end.
+
+    Raises
+    ------
+    ValueError
+        If the cores or GPUs that Ray has are too few.
+    """
+    there = ray.cluster_resources()  # type: ignore[no-untyped-call]
     for name, unit, each in (("num_cpus", "CPU", 1.0), ("num_gpus", "GPU", 0.0)):
         needed = count * options.resources.get(name, each)
         if needed > there.get(unit, 0.0):
