@@ -84,9 +84,11 @@ class Library:
         missing = []
         wanted = {chunk.key.prefix for registered in prepared.values() for chunk in registered.chunks}
         for registered in prepared.values():
+            # Not under the lock: a server that is slow to say so must not hold up requests.
+            is_there = space.reuse is None or _is_stored(registered.chunks, space.store)
             with self._lock:
                 self._check_still(space)
-                if space.reuse is None or _is_stored(registered.chunks, space.store):
+                if is_there:
                     self._make_way(registered, wanted)
                     yield registered
                 else:
@@ -141,10 +143,14 @@ class Library:
         with self._lock:
             space = self._current()
             registered = self._registry.get(document_id)
-            if space.reuse is None or registered is None:
-                return
-            missing = [chunk for chunk in registered.chunks if chunk.key.prefix not in space.store]
-            if not missing or not space.store.wants(missing[0].key.prefix):
+        if space.reuse is None or registered is None:
+            return
+        missing = [chunk for chunk in registered.chunks if chunk.key.prefix not in space.store]
+        if not missing or not space.store.wants(missing[0].key.prefix):
+            return
+        with self._lock:
+            self._check_still(space)
+            if self._registry.get(document_id) is not registered:
                 return
             for entries in space.reuse.encoder.encode([registered.chunks]):
                 self._check_still(space)

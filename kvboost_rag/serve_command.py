@@ -29,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one (default 8000)")
     parser.add_argument("--api-keys", type=Path, help=f"file of namespace:key lines (default: ${KEYS_VARIABLE})")
     parser.add_argument("--replicas", type=int, help="on Ray Serve, each with the model (default: this process alone)")
+    parser.add_argument("--replica-cpus", type=float, help="cores of each replica (default 1)")
+    parser.add_argument("--replica-gpus", type=float, help="GPUs of each replica, which computes there (default 0)")
     parser.add_argument("--ray-address", help="of a Ray cluster (default: one of its own on this machine)")
     parser.add_argument("--allow-anyone", action="store_true", help="serve other machines without keys")
     _engine_arguments(parser.add_argument_group("engines", "budgets are those of each namespace"))
@@ -85,8 +87,9 @@ def run(args: argparse.Namespace) -> None:
     documents = [] if args.documents is None else _documents(args.documents)
     if args.replicas is not None:
         return _run_replicas(args, keys, limits)
-    if args.ray_address is not None:
-        raise ValueError("--ray-address is for replicas; give --replicas N")
+    for name in ("ray_address", "replica_cpus", "replica_gpus"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} is for replicas; give --replicas N")
     service = Service(_engines(args, keys), keys, limits)
     for engine in service.engines.all:
         engine.add_documents(documents, show_progress=None)
@@ -102,7 +105,11 @@ def _run_replicas(args: argparse.Namespace, keys: Keys, limits: Limits) -> None:
 
     if args.documents is not None:
         raise ValueError("--documents is for one process; add documents to replicas by POST /v1/documents")
-    options = ReplicaOptions(args.model, model_name(args.model), keys, limits, _engine_options(args))
+    resources = {
+        "num_cpus": 1.0 if args.replica_cpus is None else args.replica_cpus,
+        "num_gpus": 0.0 if args.replica_gpus is None else args.replica_gpus,
+    }  # fmt: skip
+    options = ReplicaOptions(args.model, model_name(args.model), keys, limits, _engine_options(args), resources)
     serve_replicas(
         options, args.replicas, args.host, args.port, ray_address=args.ray_address,
         announce=lambda address: print(_greeting(options.name, keys, address), flush=True),

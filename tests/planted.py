@@ -276,6 +276,16 @@ FAULTS = [
         ("library.py", "if p not in wanted and self._registry.users(p) <= 1", "if p not in wanted"),
         ("engine.py", " and request.is_current(self._registry):", ":"),
     ),
+    # What machines share, and replicas.
+    *_all(
+        "test_redis_store.py test_redis_engine.py -k 'answer_is_lost or broken_off or slow_server'",
+        ("store/redis_values.py", "if names and await _head_at(redis, key) != head:", "if names:"),
+        ("store/redis_store.py", "            self._broken.add((name, head))\n", ""),
+    ),
+    *_all(
+        "test_replicas.py -k killed_replica_loses",
+        ("replicas/handing.py", "_TRIES: Final = 5", "_TRIES: Final = 1"),
+    ),
     # Cards, pictures and notebooks.
     *_all(
         "test_cards.py",

@@ -117,14 +117,29 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+class _Link:
+    """One connection's way."""
+
+    def __init__(self) -> None:
+        self.tail = b""
+        self.holds = self.loses = self.is_gone = False
+
+
 class SlowWay:
-    """A TCP port that leads to another one; what comes back comes in drops, ``pause`` seconds apart."""
+    """A TCP port that leads to another one; what comes back comes in drops, ``pause`` seconds apart.
+
+    The answer to a command that contains ``hold`` is kept back until that is empty again, or the client is gone. The
+    answers to the next ``losses`` commands that contain ``lose`` are lost, and their connections with them.
+    """
 
     def __init__(self, port: int) -> None:
         self.pause = 0.0
         self.drop_bytes = 1 << 16
         self.passed = 0
         self.asked = 0
+        self.hold = self.lose = b""
+        self.losses = 0
+        self.held = 0
         self._target = port
         self._ended = threading.Event()
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -142,24 +157,44 @@ class SlowWay:
                 near.close()
                 return
             far = socket.create_connection(("127.0.0.1", self._target))
+            link = _Link()
             for work in (self._ask, self._answer):
-                thread = threading.Thread(target=work, args=(near, far))
+                thread = threading.Thread(target=work, args=(near, far, link))
                 self._threads.append(thread)
                 thread.start()
 
-    def _ask(self, near: socket.socket, far: socket.socket) -> None:
+    def _ask(self, near: socket.socket, far: socket.socket, link: _Link) -> None:
         with contextlib.suppress(OSError):
             while data := near.recv(1 << 16):
                 self.asked += len(data)
+                self._look(link.tail + data, link)
+                link.tail = data[-16:]
                 far.sendall(data)
+        link.is_gone = True
         # Whoever asked is gone, so no answer is waited for either.
         with contextlib.suppress(OSError):
             far.shutdown(socket.SHUT_RDWR)
 
-    def _answer(self, near: socket.socket, far: socket.socket) -> None:
+    def _look(self, data: bytes, link: _Link) -> None:
+        if self.hold and self.hold in data:
+            link.holds = True
+        if self.losses and self.lose in data:
+            self.losses -= 1
+            link.loses = True
+
+    def _wait(self, link: _Link) -> bool:
+        """Wait as long as the answer is kept back; return whether it may pass."""
+        self.held += link.holds
+        while link.holds and self.hold and not link.is_gone and not self._ended.wait(0.01):
+            pass
+        self.held -= link.holds
+        link.holds = False
+        return not link.is_gone and not link.loses
+
+    def _answer(self, near: socket.socket, far: socket.socket, link: _Link) -> None:
         with contextlib.suppress(OSError), near, far:
             while data := far.recv(self.drop_bytes):
-                if self._ended.wait(self.pause):
+                if not self._wait(link) or self._ended.wait(self.pause):
                     return
                 near.sendall(data)
                 self.passed += len(data)

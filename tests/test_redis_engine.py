@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from redis_server import running
+from redis_server import SlowWay, running
 from test_exact_limits import ANSWER, DOCUMENTS, TEXTS
 from tiny import tiny_model, tiny_tokenizer
 
 from kvboost_rag import KVBoostEngine, RedisTier
 from kvboost_rag.chunking import AdaptiveChunker
 from kvboost_rag.model import ModelRunner
+from kvboost_rag.store import redis_store
 from kvboost_rag.types import SpanKind
 
 IDS = list(TEXTS)
@@ -115,6 +117,48 @@ def test_a_read_only_engine_reads_and_writes_nothing(server, encoded):
         engine.remove_documents(IDS)
     assert not encoded
     assert server.keys() == keys
+
+
+@pytest.fixture
+def way(server, monkeypatch):
+    """A way to the server on which nothing is given up, however busy this machine is."""
+    for name in ("_LOOK_SECONDS", "_WRITE_SECONDS"):
+        monkeypatch.setattr(redis_store, name, 200.0)
+    slow = SlowWay(server.port)
+    yield slow
+    slow.close()
+
+
+def test_nobody_waits_for_a_slow_server_who_needs_nothing_from_it(server, way):
+    with engine_over(f"redis://127.0.0.1:{way.port}", DOCUMENTS[:1]) as engine:
+        engine.flush()
+        way.hold = b"\r\nSET\r\n"
+        engine.add_documents(DOCUMENTS[1:2])
+        while not way.held:
+            pass
+        engine.add_documents(DOCUMENTS[2:])
+        assert engine.generate("Why?", documents=IDS, max_tokens=1).report.reused_share > 0.3
+        assert way.held, "the write was waited for"
+        way.hold = b""
+        engine.flush()
+    with engine_over(server.url) as other:
+        assert other.generate("Why?", documents=IDS, max_tokens=1).report.reused_share > 0.3
+        assert other.stats.shared_hits
+
+
+def test_looking_up_on_a_slow_server_holds_up_no_request(server, way):
+    with engine_over(server.url):
+        pass
+    with engine_over(f"redis://127.0.0.1:{way.port}", ()) as engine, ThreadPoolExecutor(1) as pool:
+        way.hold = b"\r\nGETRANGE\r\n"
+        adding = pool.submit(engine.add_documents, DOCUMENTS[:1])
+        while not way.held:
+            pass
+        assert engine.generate("Why?", max_tokens=1).text is not None
+        assert not adding.done()
+        way.hold = b""
+        adding.result()
+        assert engine.documents == DOCUMENTS[:1]
 
 
 def test_removing_a_document_removes_it_for_all_and_others_serve_theirs(server):

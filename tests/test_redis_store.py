@@ -339,6 +339,8 @@ def test_a_server_that_is_killed_and_comes_back_amid_reads_and_writes(caplog):
         for _ in range(3):
             count = len(served)
             until(lambda count=count: len(served) > count + 5)
+            with server.client() as client:
+                client.flushall()
             server.kill()
             server.start()
         count = len(served)
@@ -417,6 +419,42 @@ def test_a_read_that_takes_longer_than_computing_is_given_up(server, caplog):
             assert same(get(store, STRIPED), STRIPED)
     finally:
         way.close()
+
+
+@pytest.fixture
+def way(server):
+    slow = SlowWay(server.port)
+    yield slow
+    slow.close()
+
+
+@pytest.mark.parametrize("losses", [1, 2])
+def test_a_write_whose_answer_is_lost_has_been_carried_out_and_is_not_taken_back(server, way, losses):
+    with opened(server.url) as theirs, opened(f"redis://127.0.0.1:{way.port}") as ours:
+        way.lose, way.losses = b"\r\nNX\r\n", losses
+        assert ours.put(STRIPED) == (losses == 1)
+        assert not way.losses
+        assert same(get(theirs, STRIPED), STRIPED)
+        until(lambda: ours.put(SMALL))
+        assert same(get(theirs, STRIPED), STRIPED)
+
+
+def test_stripes_of_a_write_that_was_broken_off_are_removed_by_the_next_one(server, way):
+    for close_at_once in (False, True):
+        with opened(f"redis://127.0.0.1:{way.port}") as store:
+            # The first two stripes are there, and neither the first nor the second try gets further.
+            way.lose, way.losses = b":2\r\n", 2
+            assert not store.put(STRIPED)
+            assert len(keys_of(STRIPED, server)) == 2
+            until(lambda store=store: not store._writing.is_open)
+            assert close_at_once or store.put(SMALL)
+        assert not keys_of(STRIPED, server)
+        assert close_at_once or same(get_again(server, SMALL), SMALL)
+
+
+def get_again(server, entry):
+    with opened(server.url) as store:
+        return get(store, entry)
 
 
 def test_a_wrong_password_is_told_at_once_and_shown_nowhere(caplog):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -14,23 +17,46 @@ ray = pytest.importorskip("ray", reason="replicas need Ray Serve: pip install 'k
 pytest.importorskip("fastapi", reason="replicas need the server: pip install 'kvboost-rag[serve,ray]'")
 
 import uvicorn  # noqa: E402
-from live_server import DOCUMENTS, KEYS, OPTIONS, RED, eventually, own_engine  # noqa: E402
+from live_server import DOCUMENTS, KEYS, OPERATOR, OPTIONS, RED, eventually, own_engine  # noqa: E402
+from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 from ray import serve  # noqa: E402
 from tiny import tiny_model, tiny_tokenizer  # noqa: E402
 
+from kvboost_rag import RedisTier  # noqa: E402
 from kvboost_rag.affinity import rank_replicas  # noqa: E402
 from kvboost_rag.replicas import ReplicaOptions, create_front, start_replicas, stop_replicas  # noqa: E402
+from kvboost_rag.replicas.serving import check_room  # noqa: E402
+from kvboost_rag.replicas.starting import are_running  # noqa: E402
+from kvboost_rag.server import Limits  # noqa: E402
+from kvboost_rag.server.schemas import NewDocument  # noqa: E402
 
 QUESTION = [{"role": "user", "content": "What ran?"}]
 MADE = [f"made-{i}" for i in range(12)]
+# Tokens; what is to be broken off must not be done at once.
+LONG = 400
+PASSWORD = "s3cr3t-of-mine"
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory):
+def store():
+    """A tier that the replicas share, where there is one."""
+    if shutil.which("redis-server") is None:
+        yield None
+        return
+    from redis_server import running
+
+    with running("--requirepass", PASSWORD) as server:
+        yield f"redis://:{PASSWORD}@127.0.0.1:{server.port}"
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory, store):
     folder = tmp_path_factory.mktemp("models") / "tiny"
     tiny_model("llama").save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
-    return ReplicaOptions(str(folder), "tiny", KEYS, engine=OPTIONS, resources={"num_cpus": 0.1})
+    engine = OPTIONS | {"store": store and RedisTier(store, prefill_rate=1.0)}
+    limits = Limits(max_concurrent=4, max_queue=4)
+    return ReplicaOptions(str(folder), "tiny", KEYS, limits, engine, {"num_cpus": 0.1})
 
 
 @pytest.fixture(scope="module")
@@ -40,31 +66,36 @@ def monkeypatch_module():
 
 
 @pytest.fixture(scope="module")
-def client(options, monkeypatch_module):
-    """Two replicas and what stands in front of them."""
+def front(options, monkeypatch_module):
+    """The application in front of two replicas."""
     # Ray gives its processes what others leave of the CPU, which may be nothing beside other tests.
     monkeypatch_module.setenv("RAY_worker_niceness", "0")
     monkeypatch_module.setenv("RAY_USAGE_STATS_ENABLED", "0")
     ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
     try:
-        front = create_front(start_replicas(options, 2), options)
-        server = uvicorn.Server(uvicorn.Config(front, port=0, log_config=None))
-        thread = threading.Thread(target=server.run)
-        thread.start()
-        eventually(lambda: server.started)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        headers = {"Authorization": f"Bearer {RED}"}
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=120) as client:
-            given = [{"id": d.id, "text": d.text} for d in DOCUMENTS]
-            given += [{"id": name, "text": f"This is text {name}, and it was made for a test."} for name in MADE]
-            client.post("/v1/documents", json={"documents": given}).raise_for_status()
-            yield client
-        server.should_exit = True
-        thread.join(60)
+        yield create_front(start_replicas(options, 2), options)
         stop_replicas()
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def client(front):
+    """A client of the front, which knows some documents."""
+    server = uvicorn.Server(uvicorn.Config(front, port=0, log_config=None))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    eventually(lambda: server.started)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    headers = {"Authorization": f"Bearer {RED}"}
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=120) as client:
+        given = [{"id": d.id, "text": d.text} for d in DOCUMENTS]
+        given += [{"id": name, "text": f"This is text {name}, and it was made for a test."} for name in MADE]
+        client.post("/v1/documents", json={"documents": given}).raise_for_status()
+        yield client
+    server.should_exit = True
+    thread.join(60)
 
 
 def ask(client, documents, **fields):
@@ -80,6 +111,22 @@ def text(response):
 
 def replica(response):
     return response.headers["x-kvboost-replica"]
+
+
+def kill(name):
+    ray.kill(ray.get_actor(f"SERVE_REPLICA::kvboost#Replica#{name}", namespace="serve"))
+
+
+def figures(client, name):
+    """A figure of each replica, summed over its labels."""
+    page = client.get("/metrics", headers={"Authorization": f"Bearer {OPERATOR}"})
+    assert page.status_code == 200, page.text
+    found = Counter()
+    for family in text_string_to_metric_families(page.text):
+        for sample in family.samples:
+            if sample.name == name:
+                found[sample.labels["replica"]] += sample.value
+    return found
 
 
 def replicas(client):
@@ -125,6 +172,143 @@ def test_a_deleted_document_is_gone_everywhere(client):
     assert "short" not in [d["id"] for d in client.get("/v1/documents").json()["data"]]
 
 
+def test_options_show_no_password_and_their_version_knows_every_field():
+    def made(store, **others):
+        return ReplicaOptions("m", "tiny", KEYS, engine=OPTIONS | {"store": store}, **others)
+
+    one, other = f"redis://:{PASSWORD}@host", "redis://:another@host"
+    for store in (one, RedisTier(one)):
+        assert PASSWORD not in repr(made(store))
+    assert made(one).version == made(one).version
+    assert made(RedisTier(one)).version == made(RedisTier(one)).version
+    versions = {
+        made(one).version, made(other).version, made(RedisTier(one)).version, made(RedisTier(other)).version,
+        made(RedisTier(one, ttl_seconds=5)).version, made(one, limits=Limits(max_queue=1)).version,
+    }  # fmt: skip
+    assert len(versions) == 6
+
+
+def test_more_than_ray_has_is_refused_and_not_waited_for(front, options):
+    assert are_running()
+    check_room(options, 2)
+    for resources, message in (({"num_cpus": 2}, "2 replicas need 4 CPUs together"), ({"num_gpus": 1}, "need 2 GPUs")):
+        with pytest.raises(ValueError, match=message):
+            check_room(replace(options, resources=resources), 2)
+
+
+def test_what_a_refused_chat_has_left_can_be_deleted(client):
+    brought = {"id": "brought", "text": "It came with a chat that was refused."}
+    body = {"model": "tiny", "messages": QUESTION, "documents": [brought], "max_tokens": 4096}
+    assert client.post("/v1/chat/completions", json=body).json()["error"]["code"] == "context_length_exceeded"
+    assert client.get("/v1/documents/brought").status_code == 404
+    assert client.delete("/v1/documents/brought").json()["deleted"]
+    gone = client.delete("/v1/documents/brought")
+    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "document_not_found")
+
+
+class Odd(NewDocument):
+    """A document from which a replica can make none, which nothing that a client sends is."""
+
+    def model_dump(self, **options):
+        return super().model_dump(**options) | {"odd": True}
+
+
+def test_what_a_replica_raises_is_told_as_the_server_tells_it(client, front, caplog):
+    catalogue = front.state.front.catalogue
+    catalogue.add("red", NewDocument(id="long", text="word " * 5000))
+    catalogue.add("red", Odd(id="odd", text="It is odd."))
+    codes = {"long": (400, "context_length_exceeded"), "odd": (500, "server_error")}
+    for name, expected in codes.items():
+        for stream in (False, True):
+            body = {"model": "tiny", "messages": QUESTION, "documents": [name], "stream": stream}
+            response = client.post("/v1/chat/completions", json=body)
+            assert (response.status_code, response.json()["error"]["code"]) == expected
+            assert "Traceback" not in response.text
+            assert "Ray" not in response.text
+        client.delete(f"/v1/documents/{name}")
+    assert "TypeError" in caplog.text
+
+
+def test_figures_of_all_replicas_are_on_one_page(client):
+    both = replicas(client)
+    assert set(figures(client, "kvboost_documents")) == both
+    before = figures(client, "kvboost_ttft_seconds_count")
+    answered = replica(ask(client, ["rain"]))
+    after = figures(client, "kvboost_ttft_seconds_count")
+    assert after - before == {answered: 1}
+    assert client.get("/metrics").status_code == 403
+
+
+def test_what_one_replica_has_encoded_another_one_serves_without_a_forward(client, store):
+    if store is None:
+        pytest.skip("the server is missing: apt-get install redis-server")
+    both = sorted(replicas(client))
+    names = [f"shared-{i}" for i in range(6)]
+    texts = {name: f"This is {name}, and one replica encodes it. Who reads it? Another one." for name in names}
+    homes = {
+        name: client.post("/v1/documents", json={"id": name, "text": text}).headers["x-kvboost-replica"]
+        for name, text in texts.items()
+    }  # fmt: skip
+    short = names[0]
+    other = next(name for name in both if name != homes[short])
+    # Most of the prompt is at home at the other replica, which has not seen the short one.
+    rest = [name for name in MADE if rank_replicas({name: 1}, both)[0] == other][:4]
+    eventually(lambda: figures(client, "kvboost_active_requests").total() == 0)
+    before = figures(client, "kvboost_shared_chunks_total")[other]
+    answer = ask(client, [short, *rest])
+    assert replica(answer) == other
+    assert figures(client, "kvboost_shared_chunks_total")[other] > before
+    assert answer.json()["kvboost"]["reused_share"] > 0.5
+
+
+def test_a_client_that_leaves_stops_its_replica(client):
+    full = ask(client, ["rain"], max_tokens=LONG).json()["usage"]["completion_tokens"]
+    before = figures(client, "kvboost_completion_tokens_total").total()
+    body = {"model": "tiny", "messages": QUESTION, "documents": ["rain"], "max_tokens": LONG, "stream": True}
+    with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        assert next(response.iter_lines())
+    eventually(lambda: figures(client, "kvboost_active_requests").total() == 0)
+    assert figures(client, "kvboost_completion_tokens_total").total() - before < full
+
+
+def test_too_many_requests_are_refused_and_the_others_answered(client):
+    expected = text(ask(client, ["rain"], max_tokens=48))
+    body = {"model": "tiny", "messages": QUESTION, "documents": ["rain"], "max_tokens": 48, "temperature": 0}
+    with ThreadPoolExecutor(48) as pool:
+        given = list(pool.map(lambda _: client.post("/v1/chat/completions", json=body), range(48)))
+    answers, refused = ([r for r in given if r.status_code == code] for code in (200, 429))
+    assert len(answers) + len(refused) == 48
+    assert answers
+    assert refused
+    assert {text(answer) for answer in answers} == {expected}
+    assert all(int(r.headers["retry-after"]) >= 1 and r.json()["error"]["code"] == "overloaded" for r in refused)
+
+
+def test_a_replica_killed_amid_a_stream_cuts_that_one_and_harms_no_other_request(client):
+    names = [f"late-{i}" for i in range(12)]
+    batch = {"documents": [{"id": name, "text": f"It was added late, as {name}."} for name in names]}
+    expected = text(ask(client, ["zebra"], max_tokens=LONG))
+    body = {"model": "tiny", "messages": QUESTION, "documents": ["zebra"], "max_tokens": LONG, "temperature": 0}
+    with (
+        ThreadPoolExecutor(2) as pool, client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as r,
+    ):  # fmt: skip
+        lines = (line.removeprefix("data: ") for line in r.iter_lines() if line)
+        events = [next(lines), next(lines)]
+        adding = pool.submit(client.post, "/v1/documents", json=batch)
+        asking = pool.submit(ask, client, ["zebra"], max_tokens=LONG)
+        kill(r.headers["x-kvboost-replica"])
+        events += lines
+    *events, last = [json.loads(event) for event in events if event != "[DONE]"]
+    assert last["error"]["code"] == "replica_lost"
+    so_far = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
+    assert expected.startswith(so_far)
+    assert len(so_far) < len(expected)
+    assert text(asking.result(120)) == expected
+    assert adding.result(120).status_code == 200
+    assert ask(client, names[:3]).json()["kvboost"]["reused_share"] > 0.3
+    eventually(lambda: len(replicas(client) - {r.headers["x-kvboost-replica"]}) == 2, 240)
+
+
 def test_a_killed_replica_loses_no_request(client):
     expected = text(ask(client, ["music", "zebra"], max_tokens=48))
     victim = replica(ask(client, ["music", "zebra"]))
@@ -138,7 +322,7 @@ def test_a_killed_replica_loses_no_request(client):
     with ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(keep_asking, i) for i in range(24)]
         eventually(lambda: done[victim] > 0, 60)
-        ray.kill(ray.get_actor(f"SERVE_REPLICA::kvboost#Replica#{victim}", namespace="serve"))
+        kill(victim)
         assert [answer.result(120) for answer in answers] == [expected] * 24
     assert done[victim] < 24
     eventually(lambda: len(replicas(client) - {victim}) == 2, 240)

@@ -50,6 +50,7 @@ def test_documents_come_from_a_folder_or_from_lines(tmp_path):
         (["--host", "0.0.0.0"], "give --api-keys"),
         (["--api-keys", "nowhere"], "nowhere"),
         (["--ray-address", "10.0.0.1:6379"], "give --replicas N"),
+        (["--replica-gpus", "1"], "--replica-gpus is for replicas; give --replicas N"),
         (["--max-concurrent", "0"], "max_concurrent is 0; give at least 1"),
         (["--timeout", "nan"], "timeout is nan"),
         (["--send-timeout", "0"], "send_timeout is 0.0; give at least"),

@@ -9,11 +9,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from ray.serve.handle import DeploymentHandle
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from kvboost_rag.replicas.catalogue import Catalogue, described
-from kvboost_rag.replicas.handing import Task, asked_of, hand_over
+from kvboost_rag.replicas.figures import together
+from kvboost_rag.replicas.handing import Task, ask_all, asked_of, hand_over
 from kvboost_rag.replicas.options import ReplicaOptions
 from kvboost_rag.server.auth import OPERATOR
 from kvboost_rag.server.bodies import LimitBody
@@ -80,7 +82,7 @@ Front = Annotated[_Front, Depends(_front_of)]
 async def _namespace(request: Request, front: Front) -> str:
     namespace = front.options.keys.namespace(request.headers.get("authorization"))
     if namespace == OPERATOR:
-        raise ApiError(403, "there are no metrics here; send the key of a namespace", "wrong_kind_of_key")
+        raise ApiError(403, "this key reads /metrics alone; send the key of a namespace", "wrong_kind_of_key")
     return namespace
 
 
@@ -91,6 +93,17 @@ Namespace = Annotated[str, Depends(_namespace)]
 async def health() -> dict[str, str]:
     """Say that requests are taken."""
     return {"status": "ok"}
+
+
+@router.get("/metrics")
+async def metrics(request: Request, front: Front) -> Response:
+    """Return the figures of all replicas for Prometheus."""
+    keys = front.options.keys
+    if keys.namespace(request.headers.get("authorization")) != OPERATOR and keys.digests:
+        raise ApiError(
+            403, "the metrics tell about all namespaces; send the key of the namespace '*'", "wrong_kind_of_key"
+        )
+    return Response(together(dict(await ask_all(front.handle, "figures"))), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/v1/models")
@@ -177,9 +190,10 @@ async def get_document(document_id: str, front: Front, namespace: Namespace) -> 
 
 @router.delete("/v1/documents/{document_id:path}")
 async def delete_document(document_id: str, front: Front, namespace: Namespace) -> dict[str, Any]:
-    """Forget a document and its KV, on every replica."""
-    front.catalogue.found(namespace, document_id)
+    """Forget a document and its KV, on every replica, also one that came with a chat which was refused."""
     # If a replica fails to forget it, the document is still there to be deleted.
-    await front.handle.broadcast("forget", namespace, document_id).results_async()
+    was_known = await ask_all(front.handle, "forget", namespace, document_id)
+    if not any(was_known):
+        front.catalogue.found(namespace, document_id)
     front.catalogue.remove(namespace, document_id)
     return {"id": document_id, "object": "document", "deleted": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,16 +10,16 @@ from typing import Any, Final
 
 from fastapi import Request
 from fastapi.responses import Response, StreamingResponse
-from ray.exceptions import RayActorError
-from ray.serve.exceptions import BackPressureError
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import Receive, Scope, Send
 
 from kvboost_rag.replicas.carrying import Asked, Begun
-from kvboost_rag.server.errors import ApiError
+from kvboost_rag.server.errors import ApiError, api_error
 from kvboost_rag.server.running import unless_gone
 
-__all__ = ["Task", "asked_of", "hand_over"]
+__all__ = ["Task", "ask_all", "asked_of", "hand_over"]
 
 logger = logging.getLogger("kvboost_rag.replicas")
 
@@ -67,7 +68,8 @@ async def hand_over(handle: DeploymentHandle[Any], request: Request, task: Task)
     Raises
     ------
     ApiError
-        429 if all replicas have more to do than they may, 503 if one replica after the other dies.
+        429 if all replicas have more to do than they may, 503 if one replica after the other dies, and what else the
+        replica refuses or fails at.
     ClientGone
         If nobody waits for the answer any more; the replica stops computing then.
     """
@@ -91,22 +93,57 @@ def _is_stream(headers: Mapping[bytes, bytes]) -> bool:
 async def _items(handle: DeploymentHandle[Any], task: Task) -> AsyncGenerator[Begun | bytes, None]:
     for left in reversed(range(_TRIES)):
         stream: Any = handle.answer.remote(task.asked, task.namespace, task.known, sizes=task.sizes or {})
-        begun = False
+        begun = is_over = False
         try:
             async for item in stream:
                 begun = True
                 yield item
+            is_over = True
             return
-        except RayActorError as error:
-            if begun or not left:
-                raise ApiError(503, "a replica was lost; ask again", "replica_lost") from error
+        except (RayError, BackPressureError, DeploymentUnavailableError) as error:
+            is_over = True
+            if begun or not left or not isinstance(error, RayActorError):
+                raise _told(error) from error
             logger.warning("a replica was lost; another one gets its request")
-        except BackPressureError as error:
-            raise ApiError(
-                429, "too many requests are waiting; ask again in 1 second", "overloaded", headers={"Retry-After": "1"}
-            ) from error
         finally:
-            stream.cancel()
+            # What has failed is not cancelled: Ray would raise its error again, in the place of ours.
+            if not is_over:
+                stream.cancel()
+
+
+async def ask_all(handle: DeploymentHandle[Any], method: str, *arguments: Any) -> list[Any]:
+    """Call a method of every replica; one that is lost meanwhile has no result.
+
+    Raises
+    ------
+    ApiError
+        For what a replica refuses or fails at.
+    """
+    try:
+        results = await handle.broadcast(method, *arguments).results_async(return_exceptions=True)
+    except (RayError, DeploymentUnavailableError) as error:
+        raise _told(error) from error
+    for result in results:
+        if isinstance(result, BaseException) and not isinstance(result, RayActorError):
+            raise _told(result) from result
+    return [result for result in results if not isinstance(result, RayActorError)]
+
+
+def _told(error: BaseException) -> ApiError:
+    """Say what a client is told; nothing of Ray, and no stack trace."""
+    if isinstance(error, BackPressureError):
+        return ApiError(
+            429, "too many requests are waiting; ask again in 1 second", "overloaded", headers={"Retry-After": "1"}
+        )
+    if isinstance(error, RayActorError):
+        return ApiError(503, "a replica was lost; ask again", "replica_lost")
+    if isinstance(error, DeploymentUnavailableError):
+        return ApiError(503, "no replica is there; ask again later", "no_replica")
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    told = api_error(cause) if isinstance(cause, Exception) else None
+    if told is None:
+        logger.error("a replica failed", exc_info=error)
+    return told or ApiError(500, "the server failed; its log says why", "server_error")
 
 
 class _Followed(StreamingResponse):
@@ -125,6 +162,10 @@ class _Followed(StreamingResponse):
 
 async def _bytes(begun: Begun, items: AsyncGenerator[Begun | bytes, None]) -> AsyncGenerator[bytes, None]:
     yield begun["body"]
-    async for item in items:
-        if isinstance(item, bytes):
-            yield item
+    try:
+        async for item in items:
+            if isinstance(item, bytes):
+                yield item
+    except ApiError as error:
+        # The status was sent long ago.
+        yield f"data: {json.dumps(error.body)}\n\n".encode()

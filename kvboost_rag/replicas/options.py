@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from hashlib import sha256
 from typing import Any
 
 from kvboost_rag.server import Keys, Limits
@@ -27,24 +28,30 @@ class ReplicaOptions:
     limits
         Of each replica. ``max_known_documents`` is that of all together.
     engine
-        Options of :class:`kvboost_rag.KVBoostEngine`; ``store`` names the tier that replicas share.
+        Options of :class:`kvboost_rag.KVBoostEngine`; ``store`` names the tier that replicas share, and ``cache_dir``
+        a folder on each machine, which the replicas on it share. Never printed, because they may hold a password.
     resources
-        Of one replica, as Ray's ``ray_actor_options`` have them, as ``{"num_gpus": 1}``.
-
-    Raises
-    ------
-    ValueError
-        For a ``cache_dir``, which belongs to one process at a time.
+        Of one replica, as Ray's ``ray_actor_options`` have them, as ``{"num_gpus": 1}``; one core if they say nothing.
+        A replica that has a GPU computes there.
     """
 
     model: str
     name: str
     keys: Keys = field(default_factory=Keys)
     limits: Limits = field(default_factory=Limits)
-    engine: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict, repr=False)
     resources: Mapping[str, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        """Check what replicas can not share."""
-        if self.engine.get("cache_dir") is not None:
-            raise ValueError("replicas do not share a cache_dir; give store='redis://HOST'")
+    @property
+    def version(self) -> str:
+        """A digest of all of it; replicas with the same one need not be replaced."""
+        return sha256(_written(self).encode()).hexdigest()
+
+
+def _written(value: Any) -> str:
+    """Write a value with every field, also those that it does not show."""
+    if is_dataclass(value):
+        return f"{type(value).__qualname__}{_written({f.name: getattr(value, f.name) for f in fields(value)})}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name!r}: {_written(value[name])}' for name in sorted(value))}}}"
+    return repr(value)

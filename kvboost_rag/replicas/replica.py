@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
+import ray
 from anyio import to_thread
 from ray import serve
 
@@ -27,10 +28,11 @@ class Replica:
     """
 
     def __init__(self, options: ReplicaOptions) -> None:
-        model, tokenizer = load_model(options.model)
+        model, tokenizer = load_model(options.model, device=_device())
         self._engines = Engines(model, tokenizer, options.name, options.keys.namespaces, options.engine)
-        self._app = create_app(Service(self._engines, options.keys, options.limits))
-        self._name = serve.get_replica_context().replica_id.unique_id.encode()
+        self._service = Service(self._engines, options.keys, options.limits)
+        self._app = create_app(self._service)
+        self._name = serve.get_replica_context().replica_id.unique_id
 
     async def answer(
         self, asked: Asked, namespace: str, known: Sequence[Mapping[str, Any]], sizes: Mapping[str, float]
@@ -54,7 +56,7 @@ class Replica:
         try:
             async for item in items:
                 if isinstance(item, dict):
-                    item["headers"].append((b"x-kvboost-replica", self._name))
+                    item["headers"].append((b"x-kvboost-replica", self._name.encode()))
                 yield item
         finally:
             await items.aclose()
@@ -64,13 +66,27 @@ class Replica:
         documents = [Document(**fields) for fields in known]
         engine.add_documents([d for d in documents if engine.get_document(d.id) != d])
 
-    async def forget(self, namespace: str, document_id: str) -> None:
-        """Forget a document and its KV, if it is known here."""
-        engine = self._engines[namespace]
-        if engine.get_document(document_id) is not None:
-            await to_thread.run_sync(engine.remove_documents, [document_id])
+    async def forget(self, namespace: str, document_id: str) -> bool:
+        """Forget a document and its KV; return whether it was known here."""
+        return await to_thread.run_sync(self._forget, namespace, document_id)
+
+    def _forget(self, namespace: str, document_id: str) -> bool:
+        try:
+            self._engines[namespace].remove_documents([document_id])
+        except KeyError:
+            return False
+        return True
+
+    async def figures(self) -> tuple[str, str]:
+        """Return this replica's name, and its figures for Prometheus."""
+        return self._name, (await to_thread.run_sync(self._service.metrics.text)).decode()
 
     def __del__(self) -> None:
         """Release the KV; Ray Serve calls this before it ends the process."""
         if hasattr(self, "_engines"):
             self._engines.close()
+
+
+def _device() -> str | None:
+    """Return where to compute: on the GPU that Ray gives this process, which sees no other one, if it gives one."""
+    return "cuda" if ray.get_runtime_context().get_accelerator_ids()["GPU"] else None

@@ -13,10 +13,10 @@ from ray import serve
 
 from kvboost_rag.replicas.front import create_front
 from kvboost_rag.replicas.options import ReplicaOptions
-from kvboost_rag.replicas.starting import start_replicas, stop_replicas
+from kvboost_rag.replicas.starting import are_running, start_replicas, stop_replicas
 from kvboost_rag.server.lifecycle import allowed_hosts, listening_at
 
-__all__ = ["serve_replicas"]
+__all__ = ["check_room", "serve_replicas"]
 
 
 class _Server(uvicorn.Server):
@@ -52,9 +52,13 @@ def serve_replicas(
     OSError
         If the port is in use.
     ValueError
-        If the count is below 1.
+        If the count is below 1, Ray on this machine has not the cores or GPUs, or replicas run on the cluster already.
     """
     with listening_at(host, port) as (listening, address), _ray(ray_address):
+        if ray_address is None:
+            check_room(options, count)
+        elif are_running():
+            raise ValueError(f"replicas run at {ray_address} already, with a front of their own; stop that one first")
         try:
             app = create_front(start_replicas(options, count), options, hosts=allowed_hosts(host, options.keys))
             config = uvicorn.Config(
@@ -65,6 +69,24 @@ def serve_replicas(
             _Server(config).run(sockets=[listening])
         finally:
             stop_replicas()
+
+
+def check_room(options: ReplicaOptions, count: int) -> None:
+    """Refuse what Ray would wait for without end.
+
+    Raises
+    ------
+    ValueError
+        If the cores or GPUs that Ray has are too few.
+    """
+    there = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    for name, unit, each in (("num_cpus", "CPU", 1.0), ("num_gpus", "GPU", 0.0)):
+        needed = count * options.resources.get(name, each)
+        if needed > there.get(unit, 0.0):
+            raise ValueError(
+                f"{count} replicas need {needed:g} {unit}s together, and Ray finds {there.get(unit, 0.0):g} on this "
+                f"machine; give fewer --replicas or less --replica-{unit.lower()}s"
+            )
 
 
 @contextmanager

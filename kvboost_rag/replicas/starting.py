@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import Any
 
 from ray import serve
@@ -13,7 +12,7 @@ from kvboost_rag.replicas.options import ReplicaOptions
 from kvboost_rag.replicas.replica import Replica
 from kvboost_rag.replicas.router import AffinityRouter
 
-__all__ = ["start_replicas", "stop_replicas"]
+__all__ = ["are_running", "start_replicas", "stop_replicas"]
 
 _APPLICATION = "kvboost"
 
@@ -62,8 +61,12 @@ def _deployment(options: ReplicaOptions, count: int) -> Any:
         request_router_config=RequestRouterConfig(request_router_class=router),
     )
     # Ray gives each deployment a version of its own, and would replace all replicas where only their number changes.
-    version = sha256(repr(options).encode()).hexdigest()
-    return made(Replica).options(version=version, _internal=True).bind(options)
+    return made(Replica).options(version=options.version, _internal=True).bind(options)
+
+
+def are_running() -> bool:
+    """Whether replicas have been started on the cluster, by whomever, and not been stopped."""
+    return _APPLICATION in serve.status().applications
 
 
 def stop_replicas() -> None:

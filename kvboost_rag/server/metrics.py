@@ -65,9 +65,9 @@ class _Gathered(Collector):
         yield _gauge("kvboost_documents", "Documents that are known", sum(s.documents for s in stats))
         yield _gauge("kvboost_active_requests", "Requests that compute", self._admission.active)
         yield _gauge("kvboost_queue_length", "Requests that wait for a place", self._admission.waiting)
-        evictions = CounterMetricFamily("kvboost_evictions", "Chunks that left memory for others")
-        evictions.add_metric([], sum(s.evictions for s in stats))
-        yield evictions
+        yield _counter("kvboost_evictions", "Chunks that left memory for others", sum(s.evictions for s in stats))
+        shared = sum(s.shared_hits for s in stats)
+        yield _counter("kvboost_shared_chunks", "Chunks that were read from the tier that machines share", shared)
 
 
 def _tokens(stats: list[Stats]) -> Iterator[Metric]:
@@ -86,6 +86,10 @@ def _kept(stats: list[Stats]) -> Metric:
     kept.add_metric(["disk"], sum(s.disk_bytes for s in stats))
     kept.add_metric(["earlier_prompts"], sum(s.prefix_bytes for s in stats))
     return kept
+
+
+def _counter(name: str, what: str, value: float) -> Metric:
+    return CounterMetricFamily(name, what, value=value)
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:

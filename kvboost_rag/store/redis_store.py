@@ -17,7 +17,8 @@ from kvboost_rag.store.header import DAMAGE, FORMAT, LONGEST_HEADER
 from kvboost_rag.store.layout import is_name
 from kvboost_rag.store.redis_client import RedisClient, RedisFault
 from kvboost_rag.store.redis_tier import RedisTier
-from kvboost_rag.store.redis_values import fetch, place, pointer, remove, whole
+from kvboost_rag.store.redis_values import clear, fetch, place, pointer, remove, whole
+from kvboost_rag.store.striping import Head
 from kvboost_rag.types import ChunkKey, ChunkKV, TokenIds
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ class RedisStore(ChunkStore):
         # Bytes of the chunks that were written or read, by prefix key.
         self._seen: dict[str, int] = {}
         self._traffic = _Traffic()
+        # Writes that were broken off, whose stripes may still be there; used by the client's event loop alone.
+        self._broken: set[tuple[str, Head]] = set()
 
     def _key(self, *parts: str) -> str:
         return ":".join(("kvboost", _VERSION, self._identity, *parts))
@@ -119,21 +122,34 @@ class RedisStore(ChunkStore):
             raise ValueError(f"{key} can not be part of a server's keys; use letters, digits, _ and - alone")
         if self._read_only:
             return False
+        # Two small questions, which spare the megabytes that another machine has written meanwhile.
         if key.prefix in self:
             return True
         payload = serialise(entry, self._identity, self._owner)
-        names, ttl = (self._key(key.prefix), self._key("content", key.content)), self._tier.ttl_seconds
-
-        async def written(redis: Redis) -> bool:
-            await place(redis, names[0], payload, ttl)
-            await redis.set(names[1], key.prefix, ex=ttl)
-            return True
-
         seconds = _WRITE_SECONDS + len(payload) / _WRITE_BYTES_A_SECOND
-        if not self._tried(self._writing, written, seconds, "KV was not written to the shared tier"):
+        if not self._tried(
+            self._writing, lambda redis: self._write(redis, key, payload), seconds,
+            "KV was not written to the shared tier",
+        ):  # fmt: skip
             return False
         self._seen[key.prefix] = len(payload)
         return True
+
+    async def _write(self, redis: Redis, key: ChunkKey, payload: bytes) -> bool:
+        await self._clear_broken(redis)
+        name, head, ttl = self._key(key.prefix), Head.of(payload), self._tier.ttl_seconds
+        try:
+            await place(redis, name, head, payload, ttl)
+        except BaseException:
+            self._broken.add((name, head))
+            raise
+        await redis.set(self._key("content", key.content), key.prefix, ex=ttl)
+        return True
+
+    async def _clear_broken(self, redis: Redis) -> None:
+        for name, head in list(self._broken):
+            await clear(redis, name, head)
+            self._broken.discard((name, head))
 
     def wants(self, prefix: str) -> bool:
         """Whether a chunk would be written as far as is known: not while the server is away or full."""
@@ -240,5 +256,7 @@ class RedisStore(ChunkStore):
         return self._traffic.hits
 
     def close(self) -> None:
-        """Close the connections."""
+        """Remove what writes that were broken off have left, if the server is there, and close the connections."""
+        if self._broken:
+            self._tried(self._writing, self._clear_broken, _LOOK_SECONDS, "stripes stay there until they expire")
         self._client.close()

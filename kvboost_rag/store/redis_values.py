@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,31 +10,40 @@ from kvboost_rag.store.striping import HEAD_BYTES, STRIPE_BYTES, Head, joined, p
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-__all__ = ["fetch", "place", "pointer", "remove", "whole"]
+__all__ = ["clear", "fetch", "place", "pointer", "remove", "whole"]
 
 # A head that tells of more is not followed.
 _MOST_BYTES = 1 << 32
 _LONGEST_POINTER = 128
 
 
-async def place(redis: Redis, key: str, payload: bytes, ttl: int) -> None:
+async def place(redis: Redis, key: str, head: Head, payload: bytes, ttl: int) -> None:
     """Write a chunk's stripes, and last the value that makes them one; nothing if another writer was first.
 
-    Everything expires, also what a writer that was killed has left.
+    Everything expires. Whoever breaks this off has to :func:`clear`.
     """
     from redis.exceptions import ResponseError
 
-    head, stripes = Head(len(payload), secrets.token_bytes(16)), stripes_of(payload)
-    names = head.names(key)
+    stripes = stripes_of(payload)
     try:
-        for name, stripe in zip(names, stripes[1:], strict=True):
+        for name, stripe in zip(head.names(key), stripes[1:], strict=True):
             await redis.set(name, stripe, ex=ttl)
         is_placed = await redis.set(key, head.pack() + stripes[0], ex=ttl, nx=True)
     except ResponseError:
         # A full server still removes.
-        await _unlink(redis, names)
+        await clear(redis, key, head)
         raise
     if not is_placed:
+        await clear(redis, key, head)
+
+
+async def clear(redis: Redis, key: str, head: Head) -> None:
+    """Remove the stripes of a write, unless it is the one that came first.
+
+    A command whose answer was lost may have been carried out, and was then sent once more.
+    """
+    names = head.names(key)
+    if names and await _head_at(redis, key) != head:
         await _unlink(redis, names)
 
 
@@ -75,13 +83,9 @@ async def whole(redis: Redis, key: str) -> bool:
 
 async def remove(redis: Redis, key: str, *others: str) -> None:
     """Remove a chunk, first the value that makes it one, and other keys with it."""
-    try:
-        names = parse_head((await _ranges(redis, [key], HEAD_BYTES - 1))[0], _MOST_BYTES).names(key)
-    except ValueError:
-        # Nothing that we wrote, or nothing at all.
-        names = []
+    head = await _head_at(redis, key)
     await _unlink(redis, [key])
-    await _unlink(redis, [*names, *others])
+    await _unlink(redis, [*(head.names(key) if head else ()), *others])
 
 
 async def pointer(redis: Redis, key: str) -> str:
@@ -91,6 +95,14 @@ async def pointer(redis: Redis, key: str) -> str:
     except ValueError:
         return ""
     return value.decode("latin-1")
+
+
+async def _head_at(redis: Redis, key: str) -> Head | None:
+    """Read who wrote a chunk; None if it was nobody of us, or nothing is there."""
+    try:
+        return parse_head((await _ranges(redis, [key], HEAD_BYTES - 1))[0], _MOST_BYTES)
+    except ValueError:
+        return None
 
 
 async def _unlink(redis: Redis, names: Sequence[str]) -> None:

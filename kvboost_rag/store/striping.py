@@ -11,6 +11,7 @@ Each write has a name of its own, so that stripes of two writers are never put t
 
 from __future__ import annotations
 
+import secrets
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ class Head:
 
     nbytes: int
     write: bytes
+
+    @classmethod
+    def of(cls, payload: bytes) -> Head:
+        """Name a new write of a chunk's bytes."""
+        return cls(len(payload), secrets.token_bytes(16))
 
     def pack(self) -> bytes:
         """Make the first :data:`HEAD_BYTES` bytes of the value."""

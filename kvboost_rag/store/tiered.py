@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from kvboost_rag.store.base import ChunkStore, logger, same_tokens
@@ -33,8 +33,10 @@ class TieredStore(ChunkStore):
         self._slow = slow
         # Held for bookkeeping and the fast store, never during a call of the slow one.
         self._guard = threading.RLock()
-        # Held during every change of the slow store, so that none overtakes another.
-        self._order = threading.Lock()
+        # What is being changed in the slow store, by prefix key, and of which document if it is written: no change of
+        # a chunk overtakes another one, and none waits for those of other chunks, which may take seconds each.
+        self._changing: dict[str, str | None] = {}
+        self._changed = threading.Condition(self._guard)
         self._pending: dict[str, ChunkKV] = {}
         self._loading: dict[str, Future[ChunkKV | None]] = {}
         # Workers are joined when the interpreter exits, after all that was handed to them.
@@ -56,12 +58,26 @@ class TieredStore(ChunkStore):
                 self._pending[prefix] = entry
         if in_fast and _handed(self._writer, self._write_pending, entry) is not None:
             return True
-        with self._order:
+        with self._alone(prefix, entry.chunk.document_id):
             return self._written(entry) or in_fast
 
+    @contextmanager
+    def _alone(self, prefix: str, document_id: str | None = None) -> Iterator[None]:
+        """Have one chunk of the slow store for a change, after those of it that have begun."""
+        with self._changed:
+            self._changed.wait_for(lambda: prefix not in self._changing)
+            self._changing[prefix] = document_id
+        try:
+            yield
+        finally:
+            with self._changed:
+                del self._changing[prefix]
+                self._changed.notify_all()
+
     def _write_pending(self, entry: ChunkKV) -> None:
-        with self._order:
-            if self._pending.get(entry.chunk.key.prefix) is entry:
+        prefix = entry.chunk.key.prefix
+        with self._alone(prefix, entry.chunk.document_id):
+            if self._pending.get(prefix) is entry:
                 self._written(entry)
 
     def _written(self, entry: ChunkKV) -> bool:
@@ -86,7 +102,7 @@ class TieredStore(ChunkStore):
         with self._guard:
             self._cancel(key.prefix)
             self._fast.delete(key)
-        with self._order:
+        with self._alone(key.prefix):
             self._slow.delete(key)
 
     def drop_document(self, document_id: str, is_used: Callable[[str], bool]) -> None:
@@ -97,8 +113,11 @@ class TieredStore(ChunkStore):
                 if not is_used(entry.chunk.key.prefix):
                     self._cancel(entry.chunk.key.prefix)
             self._fast.drop_document(document_id, is_used)
-        with self._order:
-            self._slow.drop_document(document_id, is_used)
+            # What is written now and must go has to be there first.
+            self._changed.wait_for(
+                lambda: all(is_used(prefix) for prefix, of in self._changing.items() if of == document_id)
+            )
+        self._slow.drop_document(document_id, is_used)
 
     def _cancel(self, prefix: str) -> None:
         self._loading.pop(prefix, None)
