@@ -2,7 +2,13 @@
 
 import sys
 from importlib.metadata import version as version_of
+from inspect import Signature
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from sphinx.application import Sphinx
+from sphinx.util.inspect import signature, stringify_signature
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "integrations"), str(HERE.parent)]
@@ -24,6 +30,9 @@ napoleon_use_rtype = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
+# As in the source: a name for a long union, and a default's expression instead of its repr.
+autodoc_type_aliases = {name: name for name in ("LanguageModelInput", "RESPONSE_TEXT_TYPE")}
+autodoc_preserve_defaults = True
 add_module_names = False
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
@@ -34,7 +43,7 @@ nitpick_ignore_regex = [
     (
         "py:.*",
         r"(torch|transformers|numpy|np|npt|langchain_core|llama_index\.core|llama_index_instrumentation|pydantic"
-        r"|collections|typing|pathlib|uuid|json|Path)\b.*",
+        r"|collections|typing|pathlib|uuid|json|Path|LanguageModelInput|RESPONSE_TEXT_TYPE)\b.*",
     ),
     # Named for readers of the source; no part of the reference.
     (
@@ -53,3 +62,18 @@ html_show_copyright = False
 html_show_sphinx = False
 
 generate.write_pages(HERE)
+
+
+def own_parameters(app: Sphinx, what: str, name: str, model: Any, *_: Any) -> tuple[str, None] | None:
+    """Leave the frameworks' dozens of fields out of the signatures of pydantic models."""
+    if what != "class" or not issubclass(model, BaseModel):
+        return None
+    if model.__init__.__module__.startswith(("langchain_kvboost", "llama_index.llms.kvboost")):
+        constructor = signature(model.__init__, bound_method=True).replace(return_annotation=Signature.empty)
+        return stringify_signature(constructor, unqualified_typehints=True), None
+    own = [field for field in vars(model).get("__annotations__", ()) if field in model.model_fields]
+    return f"(*, {', '.join([*own, '**fields'])})" if own else "(**fields)", None
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-signature", own_parameters)

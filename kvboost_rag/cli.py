@@ -297,7 +297,8 @@ def _calibrate(args: argparse.Namespace) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     done = _calibrated(args, folder)
     if args.plot:
-        plots.frontier(done.result["summary"], f"{args.model}, calibration").save(args.plot)
+        picture = plots.frontier(done.result["summary"], f"{args.model}, calibration", answers=args.data is not None)
+        picture.save(args.plot)
     points = {quality: done.policy.choose(quality) for quality in QUALITIES}
     if args.json:
         chosen = {quality: point and asdict(point) for quality, point in points.items()}

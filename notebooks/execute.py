@@ -18,6 +18,7 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 FOLDER = Path(__file__).parent
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 _MACHINE = re.compile(r"/(home|root|tmp|Users|work|var|private)/|[A-Z]:\\\\")
 
 
@@ -36,7 +37,7 @@ def execute(path: Path) -> NotebookNode:
     )  # fmt: skip
     client.execute()
     # What depends on the machine that ran it, and would change with every run.
-    notebook.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    notebook.metadata = {"kernelspec": KERNEL}
     return notebook
 
 
