@@ -143,6 +143,8 @@ def _default_cache() -> Path:
 
 
 def _demo(args: argparse.Namespace) -> None:
+    if not args.json:
+        print(f"loading {args.model}; the first start takes longest, it converts the weights and computes KV", flush=True)
     from kvboost_rag.demo import Answered, DemoOptions, ask_all, prepare
 
     options = DemoOptions(
