@@ -144,7 +144,7 @@ def _default_cache() -> Path:
 
 def _demo(args: argparse.Namespace) -> None:
     if not args.json:
-        print(f"loading {args.model}; the first start takes longest, it converts the weights and computes KV", flush=True)
+        print(f"loading {args.model}; the first start is the longest: it converts weights and computes KV", flush=True)
     from kvboost_rag.demo import Answered, DemoOptions, ask_all, prepare
 
     options = DemoOptions(
