@@ -73,8 +73,9 @@ faults: $(READY)
 notebooks: $(NOTEBOOKS_READY)
 	$(BIN)/python notebooks/execute.py
 
+# On a machine without a screen, or as root: make lab LAB_OPTIONS="--no-browser --allow-root"
 lab: $(NOTEBOOKS_READY)
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab notebooks $(LAB_OPTIONS)
 
 $(NOTEBOOKS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[notebooks]"
