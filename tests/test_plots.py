@@ -94,6 +94,7 @@ def test_the_frontier_picture_shows_every_repair_once_and_joins_those_that_no_ot
     assert 1 < len(unbeaten) < len(points)
     assert [tuple(point) for point in frontier.get_xydata()] == sorted(unbeaten)
     assert set(right.lines[-1].get_ydata()) == {summary["full"]["f1"]}
+    assert [text.get_text() for text in right.get_legend().get_texts()] == ["full prefill"]
 
 
 def test_without_right_answers_f1_is_left_out():

@@ -38,7 +38,8 @@ def frontier(summary: Summary, title: str, *, answers: bool = True) -> Plot:
         _draw_kl(panels[0], summary)
         if answers:
             _draw(panels[1], summary, "f1", "token F1 against the right answers")
-            panels[1].axhline(summary["full"]["f1"], color=COLOURS["black"], linewidth=1, label="full prefill")
+            full = panels[1].axhline(summary["full"]["f1"], color=COLOURS["black"], linewidth=1, label="full prefill")
+            panels[1].legend(handles=[full])
         figure.suptitle(title)
     return Plot(figure)
 
