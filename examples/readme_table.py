@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from statistics import median
 
 from kvboost_rag.bench.summary import summarise
 
@@ -26,5 +27,5 @@ for method, row in summary.items():
         f"| {NAMES.get(method, f'`{method}`')} | {row['ttft_ratio']:.2f} | {share} | {row['kl']:.3f} "
         f"({row['kl_p95']:.3f}) | {100 * row['top1']:.1f} % | {row['f1']:.3f} | {difference} | {row['em']:.3f} |"
     )
-tokens = sorted(sample["prompt_tokens"] for sample in result["samples"])
-print(f"\n{n} samples, median {tokens[n // 2]} prompt tokens; full prefill fails {result['full_failures']} of them.")
+tokens = median(sample["prompt_tokens"] for sample in result["samples"])
+print(f"\n{n} samples, median {tokens:.0f} prompt tokens; full prefill fails {result['full_failures']} of them.")

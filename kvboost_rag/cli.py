@@ -143,6 +143,8 @@ def _default_cache() -> Path:
 
 
 def _demo(args: argparse.Namespace) -> None:
+    if not args.json:
+        print(f"loading {args.model}; the first start is the longest: it converts weights and computes KV", flush=True)
     from kvboost_rag.demo import Answered, DemoOptions, ask_all, prepare
 
     options = DemoOptions(
@@ -298,7 +300,8 @@ def _calibrate(args: argparse.Namespace) -> None:
     make_folder(folder)
     done = _calibrated(args, folder)
     if args.plot:
-        plots.frontier(done.result["summary"], f"{args.model}, calibration").save(args.plot)
+        picture = plots.frontier(done.result["summary"], f"{args.model}, calibration", answers=args.data is not None)
+        picture.save(args.plot)
     points = {quality: done.policy.choose(quality) for quality in QUALITIES}
     if args.json:
         chosen = {quality: point and asdict(point) for quality, point in points.items()}

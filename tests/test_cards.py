@@ -11,6 +11,7 @@ from tiny import tiny_model, tiny_tokenizer
 
 from kvboost_rag import Document, KVBoostEngine, Report, Result, Span, SpanKind, Stats
 from kvboost_rag.calibrate import Calibration
+from kvboost_rag.cards import style
 from kvboost_rag.cards.strip import cells
 from kvboost_rag.policy import Policy, PolicyPoint
 
@@ -161,3 +162,27 @@ def test_an_engines_own_objects_are_shown():
         assert "a&lt;b" in result._repr_html_()
         assert "1 prompts answered" in engine.stats._repr_html_()
         assert "auto takes it for" in engine.policy._repr_html_()
+
+
+def contrast(one, other):
+    """Ratio of two colours as WCAG 2 defines it, from 1 to 21."""
+
+    def luminance(colour):
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in parts]
+        return sum(weight * x for weight, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [style._LIGHT, style._DARK], ids=["light", "dark"])
+def test_text_and_bars_stand_out_from_their_ground(theme):
+    colours = dict(re.findall(r"--(\w+):(#\w{6})", theme))
+    fills = dict(re.findall(r"\.kvb \.(\w+)\{--fill:(.*?);", style._KINDS))
+    assert set(fills) == {kind.value for kind in KINDS}
+    for ground in (colours["page"], colours["well"]):
+        assert min(contrast(colours[text], ground) for text in ("ink", "soft")) >= 4.5
+        for fill in fills.values():
+            # Of stripes, one colour is enough.
+            assert max(contrast(colour, ground) for colour in re.findall(r"#\w{6}", fill)) >= 3

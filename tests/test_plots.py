@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny import tiny_model, tiny_tokenizer
 
-from kvboost_rag import Document, KVBoostEngine, plots
+from kvboost_rag import Document, KVBoostEngine, Report, SpanKind, plots
 from kvboost_rag.bench import TimedPrompt, time_prompts
 from kvboost_rag.plots.style import COLOURS
 from kvboost_rag.replay import TraceOptions, hit_rates
@@ -75,12 +77,70 @@ def test_axes_have_titles_with_units_and_files_are_png_and_svg(draw, engine, tmp
         assert (tmp_path / name).read_bytes().startswith(start)
 
 
+def test_the_frontier_picture_shows_every_repair_once_and_joins_those_that_no_other_beats():
+    summary = json.loads(RESULT.read_text())["summary"]
+    repairs = {method: row for method, row in summary.items() if method not in ("full", "prefix-cache")}
+    left, right = plots.frontier(dict(reversed(summary.items())), "title").figure.axes
+    for axes, figure in ((left, "kl"), (right, "f1")):
+        lines = {line.get_label(): line for line in axes.lines if line.get_marker() != "None"}
+        assert set(lines) == {re.sub(r":[0-9.]+", "", method) for method in repairs}
+        for name, line in lines.items():
+            rows = [row for method, row in repairs.items() if re.sub(r":[0-9.]+", "", method) == name]
+            points = sorted((row["ttft_ratio"], row[figure]) for row in rows)
+            assert [tuple(point) for point in line.get_xydata()] == points
+    frontier = next(line for line in left.lines if line.get_label() == "frontier")
+    points = [(row["ttft_ratio"], row["kl"]) for row in repairs.values()]
+    unbeaten = [p for p in points if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points)]
+    assert 1 < len(unbeaten) < len(points)
+    assert [tuple(point) for point in frontier.get_xydata()] == sorted(unbeaten)
+    assert set(right.lines[-1].get_ydata()) == {summary["full"]["f1"]}
+    assert [text.get_text() for text in right.get_legend().get_texts()] == ["full prefill"]
+
+
+def test_without_right_answers_f1_is_left_out():
+    alone = plots.frontier(json.loads(RESULT.read_text())["summary"], "title", answers=False)
+    assert ["KL" in axes.get_ylabel() for axes in alone.figure.axes] == [True]
+
+
+def test_the_ttft_picture_shows_medians():
+    points = [TimedPrompt("full", n, 100 * n + i, 120 * n, n * s) for n in (2, 1) for i, s in enumerate((5, 1, 2))]
+    line = plots.ttft_by_tokens(points, "title").figure.axes[0].lines[0]
+    assert line.get_xydata().tolist() == [[101, 2], [201, 4]]
+
+
+def test_the_stages_stand_one_behind_the_other_and_are_milliseconds():
+    reports = {
+        name: Report((), repair="none", ttft=ttft, total=9.0, stages=stages)
+        for name, ttft, stages in (
+            ("a", 2.003, {"prefill": 1.5, "wait": 0.5, "render": 0.001, "plan": 0.002}),
+            ("b", 0.5, {"prefill": 0.25, "wait": 0.25}),
+        )
+    }
+    axes = plots.stages(reports, "title").figure.axes[0]
+    bars = {bars.get_label(): [(bar.get_x(), bar.get_width()) for bar in bars] for bars in axes.containers}
+    assert list(bars) == ["prefill", "wait", "all else"]
+    assert bars["prefill"] == [(0, 1500), (0, 250)]
+    assert bars["wait"] == [(1500, 500), (250, 250)]
+    assert np.array(bars["all else"]) == pytest.approx(np.array([(2000, 3), (500, 0)]))
+    assert [text.get_text() for text in axes.texts] == ["2003 ms", "500 ms"]
+    assert len({bars[0].get_hatch() for bars in axes.containers}) == len(bars)
+
+
+def test_the_hit_rate_picture_shows_per_cents():
+    found = hit_rates(TraceOptions(requests=20, documents=12), (0.2, 0.6))
+    for line in plots.hit_rate(found, "title").figure.axes[0].lines:
+        method = {"best possible (Belady's bound)": "belady"}.get(line.get_label(), line.get_label())
+        assert line.get_xydata() == pytest.approx(np.array([[20, 60], [100 * r for r in found.rates[method]]]).T)
+
+
 @pytest.mark.parametrize("draw", [picture_of_frontier, picture_of_ttft, picture_of_hit_rate])
 def test_lines_differ_without_colour(draw, engine):
     from matplotlib.colors import to_hex
 
     lines = [line for line in draw(engine).figure.axes[0].lines if line.get_marker() != "None"]
     assert len({line.get_marker() for line in lines}) == len(lines)
+    # Some of the colours are too light for white paper by themselves.
+    assert {line.get_markeredgecolor() for line in lines} == {"black"}
     assert {to_hex(line.get_color()) for line in lines} <= set(COLOURS.values())
 
 
@@ -88,6 +148,18 @@ def test_the_deviation_picture_names_the_documents_and_marks_what_was_recomputed
     axes = picture_of_deviation(engine).figure.axes[0]
     assert [text.get_text() for text in axes.texts] == ["doc 0", "doc 1", "doc 2"]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["recomputed", "computed"]
+
+
+def test_the_deviation_picture_shows_keys_or_values_and_marks_the_tokens_below_them(engine):
+    measured = engine.deviation("Why?", documents=DOCUMENTS, repair="selective:4")
+    for of, figures in (("keys", measured.keys), ("values", measured.values)):
+        axes = plots.deviation(measured, "title", of=of).figure.axes[0]
+        assert axes.images[0].get_array().data == pytest.approx(figures.clamp_min(0.01).numpy())
+    for kind, marks in zip((SpanKind.RECOMPUTED, SpanKind.COMPUTED), axes.collections, strict=True):
+        spans = [span for span in measured.spans if span.kind is kind]
+        assert [path.get_extents().x0 for path in marks.get_paths()] == [span.start - 0.5 for span in spans]
+        assert [path.get_extents().width for path in marks.get_paths()] == [span.tokens for span in spans]
+    assert len({marks.get_hatch() for marks in axes.collections}) == 2
 
 
 def test_stages_too_short_to_be_seen_are_joined(engine):

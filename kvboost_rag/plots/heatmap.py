@@ -16,7 +16,7 @@ __all__ = ["deviation"]
 
 # Less than a hundredth is not worth a colour.
 _LOWEST, _HIGHEST = 1e-2, 1.0
-_MARKS = {SpanKind.RECOMPUTED: ("orange", "recomputed"), SpanKind.COMPUTED: ("red", "computed")}
+_MARKS = {SpanKind.RECOMPUTED: ("orange", "///", "recomputed"), SpanKind.COMPUTED: ("red", "", "computed")}
 
 
 def deviation(measured: Deviation, title: str, *, of: Literal["keys", "values"] = "values") -> Plot:
@@ -57,10 +57,13 @@ def _mark(axes: Axes, measured: Deviation) -> None:
             axes.axvline(spans[0].start - 0.5, color="white", linewidth=0.8)
             place = ((spans[0].start + spans[-1].end) / 2, layers - 0.5)
             axes.annotate(name, place, xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8)
-    for kind, (colour, word) in _MARKS.items():
+    for kind, (colour, hatch, word) in _MARKS.items():
         ranges = [(s.start - 0.5, s.tokens) for s in measured.spans if s.kind is kind]
         if ranges:
-            axes.broken_barh(ranges, (-2.6, 1.8), facecolors=COLOURS[colour], label=word)
+            axes.broken_barh(
+                ranges, (-2.6, 1.8), facecolors=COLOURS[colour], hatch=hatch, edgecolor="black", linewidth=0.4,
+                label=word,
+            )  # fmt: skip
     axes.set_xlim(-0.5, tokens - 0.5)
     axes.set_ylim(-2.9, layers - 0.5)
     axes.set_yticks(range(0, layers, max(1, layers // 6)))

@@ -19,7 +19,8 @@ __all__ = ["COLOURS", "Look", "Plot", "family", "label", "look", "require", "sty
 Look = tuple[str, str]
 """A colour and a marker."""
 
-# Okabe and Ito, told apart by colour-blind people; markers and hatches tell the same without colour.
+# Okabe and Ito, told apart by colour-blind people; markers and hatches tell the same without colour. Orange and sky are
+# too light for white paper: what has them gets a black edge.
 COLOURS = {
     "black": "#000000", "grey": "#767676", "blue": "#0072b2", "orange": "#e69f00", "green": "#009e73",
     "pink": "#cc79a7", "sky": "#56b4e9", "red": "#d55e00",
@@ -50,7 +51,8 @@ _LABELS = {
 _STYLE: Any = {
     "font.size": 10, "axes.titlesize": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "grid.linewidth": 0.4, "grid.color": "#c8c8c8", "axes.axisbelow": True, "legend.frameon": False,
-    "legend.fontsize": 9, "lines.markersize": 6, "figure.facecolor": "white", "savefig.facecolor": "white",
+    "legend.fontsize": 9, "lines.markersize": 6, "lines.markeredgecolor": "black",
+    "lines.markeredgewidth": 0.6, "figure.facecolor": "white", "savefig.facecolor": "white",
     "hatch.linewidth": 0.6,
 }  # fmt: skip
 _DPI = 110

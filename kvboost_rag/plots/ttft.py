@@ -13,7 +13,8 @@ from kvboost_rag.report import Report
 __all__ = ["stages", "ttft_by_tokens"]
 
 _LOOKS = (
-    ("blue", ""), ("sky", "///"), ("orange", "xxx"), ("green", "..."), ("pink", "\\\\\\"), ("red", "++"), ("grey", ""),
+    ("blue", ""), ("sky", "///"), ("orange", "xxx"), ("green", "..."), ("pink", "\\\\\\"), ("red", "++"),
+    ("grey", "oo"),
 )  # fmt: skip
 # Thinner than this share of the longest bar, a stage is not seen.
 _SEEN = 0.004
@@ -67,7 +68,7 @@ def stages(reports: Mapping[str, Report], title: str) -> Plot:
         for (stage, times), (colour, hatch) in zip(_parts(reports).items(), cycle(_LOOKS)):
             axes.barh(
                 list(reports), times, left=list(left.values()), height=0.6, label=stage, color=COLOURS[colour],
-                hatch=hatch, edgecolor="white", linewidth=0,
+                hatch=hatch, edgecolor="black", linewidth=0.6,
             )  # fmt: skip
             left = {name: start + time for (name, start), time in zip(left.items(), times, strict=True)}
         for name, end in left.items():
