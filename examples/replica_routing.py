@@ -8,6 +8,7 @@ own is behind them. Hits are tokens of documents that were computed neither in t
 
 import argparse
 import asyncio
+import os
 import random
 import subprocess
 import tempfile
@@ -97,6 +98,8 @@ with tempfile.TemporaryDirectory() as folder:
     model = Path(args.model) if args.model else small_model(Path(folder, "model"))
     budget = int(args.room * trace.tokens.sum() * token_bytes(model))
     server = ["redis-server", "--port", "0", "--unixsocket", f"{folder}/socket", "--save", "", "--dir", folder]
+    # Ray tells its makers about each cluster unless it is told not to.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     print("| shared tier | routing | hit rate | first token, median | 95 % |\n|---|---|---|---|---|", flush=True)
     for is_shared in (False, True):
