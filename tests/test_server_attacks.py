@@ -233,9 +233,8 @@ def test_tools_with_a_form_name_what_to_do(red):
         "tokenizer_kwargs", "return_assistant_tokens_mask", "truncation",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("value", [True, None, "x"])
-def test_what_makes_the_prompt_is_no_option_of_the_template(red, name, value):
-    error = error_of(red.post(CHAT, json=ASKED | {"chat_template_kwargs": {name: value}}), 400)
+def test_what_makes_the_prompt_is_no_option_of_the_template(red, name):
+    error = error_of(red.post(CHAT, json=ASKED | {"chat_template_kwargs": {name: None}}), 400)
     assert error["param"] == "chat_template_kwargs" and f"can not set {name}" in error["message"]
 
 
