@@ -21,6 +21,7 @@ from kvboost_rag.server.auth import OPERATOR
 from kvboost_rag.server.bodies import LimitBody
 from kvboost_rag.server.documents import check_batch
 from kvboost_rag.server.errors import ApiError
+from kvboost_rag.server.first_check import CheckKey
 from kvboost_rag.server.handlers import HANDLERS
 from kvboost_rag.server.schemas import (
     AddDocuments,
@@ -63,7 +64,9 @@ def create_front(
     """
     app = FastAPI(title="kvboost_rag", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.front = _Front(handle, options, Catalogue(options.limits.max_known_documents))
-    app.add_middleware(LimitBody, max_bytes=options.limits.max_body_bytes)
+    limits = options.limits
+    app.add_middleware(LimitBody, max_bytes=limits.max_body_bytes, seconds=limits.receive_timeout)
+    app.add_middleware(CheckKey, keys=options.keys)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     for kind, handler in HANDLERS.items():
         app.add_exception_handler(kind, handler)

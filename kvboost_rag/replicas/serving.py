@@ -62,7 +62,7 @@ def serve_replicas(
         try:
             app = create_front(start_replicas(options, count), options, hosts=allowed_hosts(host, options.keys))
             config = uvicorn.Config(
-                app, log_level=log_level, log_config=None, server_header=False,
+                app, http="h11", ws="none", log_level=log_level, log_config=None, server_header=False,
                 timeout_graceful_shutdown=max(1, round(options.limits.drain)),
             )  # fmt: skip
             announce(address)
