@@ -7,9 +7,10 @@ from pathlib import Path
 from kvboost_rag.calibrate import to_policy
 
 ROOT = Path(__file__).parent
-# Model family (``config.model_type``) -> its results; the first one also names the source.
+# Model family (``config.model_type``) -> where it was measured, and the results.
 FAMILIES = {
     "llama": ("SmolLM2-135M on HotpotQA", ["hotpotqa_smollm2.json"]),
+    "llama, generic": ("SmolLM2-135M on HotpotQA, behind the generic texts", ["hotpotqa_smollm2_generic.json"]),
     "qwen2": ("Qwen2.5-Coder-0.5B on HotpotQA", ["hotpotqa_qwen05.json"]),
 }
 

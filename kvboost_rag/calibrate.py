@@ -136,6 +136,7 @@ def calibrate_documents(
     methods: Sequence[str] = CALIBRATED,
     max_document_tokens: int | None = None,
     layout: str | None = None,
+    context_documents: Path | None = None,
     threads: int | None = None,
     show_progress: bool | None = None,
 ) -> Calibration:
@@ -149,7 +150,7 @@ def calibrate_documents(
         As for :func:`questions_from`.
     folder
         The ``cache_dir`` of the engines that are to use what is found; made if it is not there.
-    model, max_document_tokens, threads
+    model, max_document_tokens, context_documents, threads
         As for :class:`kvboost_rag.bench.BenchOptions`.
     methods
         Repairs to choose from.
@@ -165,13 +166,14 @@ def calibrate_documents(
     """
     questions = questions_from(documents, samples, k)
     # Named by what is asked, so that another calibration neither disturbs this one nor takes up its left-overs.
-    name = f"calibration-{digest((questions, model, layout, list(methods), max_document_tokens, threads))}"
+    asked = (questions, model, layout, list(methods), max_document_tokens, str(context_documents), threads)
+    name = f"calibration-{digest(asked)}"
     make_folder(folder)
     write_samples(questions, folder / f"{name}.jsonl")
     options = BenchOptions(
         data=folder / f"{name}.jsonl", output=folder / f"{name}.json", model=model, methods=("full", *methods),
         max_document_tokens=max_document_tokens, layout=layout or layout_name(model), threads=threads,
-        ingest_rates=False,
+        context_documents=context_documents, ingest_rates=False,
     )  # fmt: skip
     return calibrate(options, folder, show_progress=show_progress)
 

@@ -112,6 +112,7 @@ def _calibrate_arguments(calibrate: argparse.ArgumentParser) -> None:
     calibrate.add_argument("--samples", type=int, default=8, help="how many to measure (default 8)")
     calibrate.add_argument("--k", type=int, default=4, help="documents per question without --data (default 4)")
     _layout_argument(calibrate)
+    calibrate.add_argument("--context-documents", type=Path, help="text file to encode documents after, or generic")
     calibrate.add_argument("--max-document-tokens", type=int, help="cut each document here (default: nowhere)")
     calibrate.add_argument("--threads", type=int, help="threads of torch")
     calibrate.add_argument("--plot", type=Path, help="PNG or SVG file for the frontier")
@@ -325,14 +326,14 @@ def _calibrated(args: argparse.Namespace, folder: Path) -> Calibration:
     show_progress = False if args.json else None
     shared = {
         "model": args.model, "max_document_tokens": args.max_document_tokens, "threads": args.threads,
-        "layout": args.layout or layout_name(args.model),
+        "layout": args.layout or layout_name(args.model), "context_documents": args.context_documents,
     }  # fmt: skip
     if not args.data:
         documents = read_folder(args.docs) if args.docs else demo_documents()
         return calibrate_documents(
             documents, folder, samples=args.samples, k=args.k, show_progress=show_progress, **shared
         )
-    name = f"calibration-{digest((str(args.data), args.samples, shared))}"
+    name = f"calibration-{digest((str(args.data), args.samples, {k: str(v) for k, v in shared.items()}))}"
     options = BenchOptions(
         data=args.data, output=folder / f"{name}.json", methods=("full", *CALIBRATED), limit=args.samples,
         ingest_rates=False, **shared,

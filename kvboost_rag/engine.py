@@ -25,6 +25,7 @@ from kvboost_rag.decode import Delta, Finish, build_processors, decode
 from kvboost_rag.engine_documents import DocumentMethods
 from kvboost_rag.engine_scoring import ScoringMethods, as_list
 from kvboost_rag.errors import EngineClosedError, ModelChangedError
+from kvboost_rag.generic_texts import CONTEXT_TEXTS
 from kvboost_rag.library import Library
 from kvboost_rag.loading import load_model
 from kvboost_rag.model import SpareMemory, WeightsWatch, unwrapped
@@ -90,8 +91,8 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
         Places of documents that are handed over apart, and with them the canonical head.
     context_documents
         Generic texts that every document is encoded after, behind the head; ``"generic"`` takes two that come along.
-        Closer to full prefill with some models and further from it with others (``docs/repair-frontier.md``), and no
-        document is exact then, so none is the default.
+        Closer to full prefill with the models that were measured (``docs/repair-frontier.md``), but then no document is
+        exact, so none is the default.
     chunker
         Chooses the chunks' boundaries.
     namespace
@@ -200,10 +201,11 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
         self._store: ChunkStore = self._memory
         self._space = Space("", self._memory)
         self._watch = WeightsWatch(model)
+        contexts = context_texts(context_documents)
         if reuse == "on":
             maker = SpaceMaker(
                 model, tokenizer, tenant_of(namespace, stores.owner), self.kv_format, self._renderer, self._tokens,
-                chunker or AdaptiveChunker(), context_texts(context_documents), stores, self._memory, self._usage,
+                chunker or AdaptiveChunker(), contexts, stores, self._memory, self._usage,
                 self._prefixes, SpareMemory(),
             )  # fmt: skip
             self._spaces = Spaces(self._watch.state, maker.fingerprint, maker.make)
@@ -215,7 +217,7 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
             self.policy_path = stores.folder / f"policy-{self.context_key}.json"
         if policy is not None:
             check_policy(policy, policy.source)
-        self.policy = policy or self._found_policy() or Policy.shipped(model.config.model_type)
+        self.policy = policy or self._found_policy() or _shipped_policy(model, contexts)
         self._repair = self._method(repair, quality) or parse_repair("auto", self.policy)
         logger.info("engine ready: reuse %s, repair %s, policy %s", reuse, self.repair, self.policy.source)
         self._refill = Refill(self._library, self._served) if refill and not read_only else None
@@ -589,6 +591,10 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
     ) -> None:
         """Close the engine."""
         self.close()
+
+
+def _shipped_policy(model: PreTrainedModel, contexts: Sequence[str]) -> Policy:
+    return Policy.shipped(model.config.model_type, generic=contexts == CONTEXT_TEXTS)
 
 
 def _check_batch(max_batch: int) -> None:

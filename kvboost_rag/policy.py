@@ -22,6 +22,8 @@ QUALITIES = {"floor": 0.08, "standard": 0.03, "safe": 0.01}
 # A method whose worst twentieth of samples is further off than this many times the target does not count.
 _TAIL = 5.0
 _LONGEST = 1 << 20
+# Behind a family's name: measured with ``context_documents="generic"``.
+_GENERIC = ", generic"
 
 
 def target_of(quality: str | float) -> float:
@@ -140,13 +142,24 @@ class Policy:
             raise ValueError(f"{path} is not a policy ({error}); remove it, or calibrate again") from error
 
     @classmethod
-    def shipped(cls, family: str) -> Policy:
+    def shipped(cls, family: str, *, generic: bool = False) -> Policy:
         """Give the policy that comes along for a model family (``config.model_type``).
 
         A family that was not measured gets the worse figure of all those that were, method by method.
+
+        Parameters
+        ----------
+        family
+            The model's.
+        generic
+            Whether documents are encoded after the generic texts. Where that was not measured, documents behind the
+            head alone count.
         """
         known = _shipped()
-        return known[family] if family in known else _worst(known)
+        if generic and family + _GENERIC in known:
+            return known[family + _GENERIC]
+        plain = {name: policy for name, policy in known.items() if not name.endswith(_GENERIC)}
+        return plain[family] if family in plain else _worst(plain)
 
 
 def _policy(row: Mapping[str, Any]) -> Policy:

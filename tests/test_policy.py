@@ -91,6 +91,16 @@ def test_shipped_policies_hold_repairs_that_exist_and_the_unknown_family_gets_th
         assert point.ttft_ratio == max(p.ttft_ratio for p in same)
 
 
+def test_documents_behind_the_generic_texts_have_figures_of_their_own():
+    measured = Policy.shipped("llama", generic=True)
+    assert "generic" in measured.source
+    assert Policy.shipped("qwen2", generic=True) == Policy.shipped("qwen2")
+    assert Policy.shipped("made-up", generic=True) == Policy.shipped("made-up")
+    for contexts, expected in (("generic", measured), (["A text."], Policy.shipped("llama"))):
+        with make_engine(context_documents=contexts) as engine:
+            assert engine.policy == expected
+
+
 def test_auto_is_the_default_and_the_report_says_what_it_stands_for():
     with make_engine(policy=POLICY) as engine:
         report = engine.generate("Why?", documents=["2", "1", "0"], max_tokens=1).report
@@ -219,10 +229,16 @@ def test_calibrate_leaves_a_policy_that_auto_uses(folder, capsys):
         assert str(engine.policy_path) == out["policy"]
         assert engine.policy.source.startswith("calibrated on calibration-")
         assert {p.repair for p in engine.policy.points} == set(out["summary"]) - {"full"}
-    assert main(arguments) == 0
+    (folder / "context.txt").write_text("A text of no subject.", encoding="utf-8")
+    assert main([*arguments, "--context-documents", str(folder / "context.txt")]) == 0
     text = capsys.readouterr().out
     assert "auto:standard" in text
     assert "policy in" in text
+    contexts = ["A text of no subject."]
+    options = {"layout": CHAT, "cache_dir": folder / "cache", "context_documents": contexts}
+    with KVBoostEngine.from_pretrained(model, **options) as engine:
+        assert str(engine.policy_path) in text
+        assert engine.policy.source.startswith("calibrated on calibration-")
 
 
 @pytest.mark.parametrize(
