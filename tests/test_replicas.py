@@ -196,14 +196,25 @@ def test_more_than_ray_has_is_refused_and_not_waited_for(front, options):
             check_room(replace(options, resources=resources), 2)
 
 
-def test_what_a_refused_chat_has_left_can_be_deleted(client):
+def is_gone(client, name):
+    response = client.delete(f"/v1/documents/{name}")
+    return (response.status_code, response.json()["error"]["code"]) == (404, "document_not_found")
+
+
+def test_a_refused_chat_leaves_no_document(client):
     brought = {"id": "brought", "text": "It came with a chat that was refused."}
     body = {"model": "tiny", "messages": QUESTION, "documents": [brought], "max_tokens": 4096}
     assert client.post("/v1/chat/completions", json=body).json()["error"]["code"] == "context_length_exceeded"
     assert client.get("/v1/documents/brought").status_code == 404
-    assert client.delete("/v1/documents/brought").json()["deleted"]
-    gone = client.delete("/v1/documents/brought")
-    assert (gone.status_code, gone.json()["error"]["code"]) == (404, "document_not_found")
+    assert is_gone(client, "brought")
+
+
+def test_what_a_replica_alone_knows_can_be_deleted(client, front):
+    assert client.post("/v1/documents", json={"id": "left", "text": "Its front was stopped."}).status_code == 200
+    front.state.front.catalogue.remove("red", "left")
+    assert client.get("/v1/documents/left").status_code == 404
+    assert client.delete("/v1/documents/left").json()["deleted"]
+    assert is_gone(client, "left")
 
 
 class Odd(NewDocument):

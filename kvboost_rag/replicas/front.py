@@ -193,7 +193,7 @@ async def get_document(document_id: str, front: Front, namespace: Namespace) -> 
 
 @router.delete("/v1/documents/{document_id:path}")
 async def delete_document(document_id: str, front: Front, namespace: Namespace) -> dict[str, Any]:
-    """Forget a document and its KV, on every replica, also one that came with a chat which was refused."""
+    """Forget a document and its KV, on every replica, also one that the front does not know."""
     # If a replica fails to forget it, the document is still there to be deleted.
     was_known = await ask_all(front.handle, "forget", namespace, document_id)
     if not any(was_known):
