@@ -315,7 +315,9 @@ def test_a_replica_killed_amid_a_stream_cuts_that_one_and_harms_no_other_request
     assert expected.startswith(so_far)
     assert len(so_far) < len(expected)
     assert text(asking.result(120)) == expected
-    assert adding.result(120).status_code == 200
+    # The one that is left may have too much to do for all of them at once.
+    assert adding.result(120).status_code in (200, 429)
+    eventually(lambda: client.post("/v1/documents", json=batch).status_code == 200, 120)
     assert ask(client, names[:3]).json()["kvboost"]["reused_share"] > 0.3
     eventually(lambda: len(replicas(client) - {r.headers["x-kvboost-replica"]}) == 2, 240)
 
