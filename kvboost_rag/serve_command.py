@@ -80,7 +80,9 @@ def run(args: argparse.Namespace) -> None:
         If an option can not be used.
     """
     from kvboost_rag.server import Service, check_host, serve
+    from kvboost_rag.server.heap import share_one_heap
 
+    share_one_heap()
     keys = _keys(args.api_keys)
     check_host(args.host, keys, allow_anyone=args.allow_anyone)
     limits = _limits(args)

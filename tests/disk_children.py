@@ -58,9 +58,11 @@ def watch(folder: str, max_bytes: int, writers: int) -> None:
 def leave_without_closing(folder: str, count: int) -> None:
     """End like any script, while chunks are still to be written."""
     store = TieredStore(MemoryStore(), open_store(folder))
-    for number in range(count):
-        assert store.put(make_chunk(number, tokens=2000))
-    assert len(store._pending) > count // 2
+    # What is to be written waits for the first chunk, which waits for us.
+    with store._alone(make_chunk(0, tokens=2000).chunk.key.prefix):
+        for number in range(count):
+            assert store.put(make_chunk(number, tokens=2000))
+        assert len(store._pending) == count
 
 
 def write_over_the_limit(folder: str) -> None:

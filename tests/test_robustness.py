@@ -247,7 +247,7 @@ def test_a_template_that_refuses_a_role_is_one_clear_error(engine):
     tokenizer = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>")
     tokenizer.chat_template = "{{ raise_exception('only users') }}"
     other = KVBoostEngine(tiny_model("llama"), tokenizer)
-    with pytest.raises(ValueError, match="refuses these messages: only users"):
+    with pytest.raises(ValueError, match="can not render these messages with these options: only users"):
         other.generate(TALK, **GREEDY)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import platform
 import re
 import runpy
 import shlex
@@ -247,7 +248,8 @@ def process(tmp_path_factory):
     tiny_tokenizer().save_pretrained(folder)
     command = [sys.executable, "-m", "kvboost_rag.cli", "serve", "--model", str(folder), "--port", "0"]
     (folder.parent / "lines.jsonl").write_text('{"id": "zebra", "text": "A zebra ran home."}\n')
-    command += ["--drain", "300", "--documents", str(folder.parent / "lines.jsonl")]
+    # A gigabyte of earlier prompts would come to be kept, which is no leak.
+    command += ["--drain", "300", "--documents", str(folder.parent / "lines.jsonl"), "--max-prefix-bytes", "1MiB"]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ})
     try:
         yield started
@@ -272,6 +274,30 @@ def test_the_printed_curl_line_works(told):
         pytest.skip("there is no curl")
     done = subprocess.run([*shlex.split(told[1]), "--silent"], capture_output=True, timeout=120, check=True)
     assert json.loads(done.stdout)["choices"][0]["message"]["role"] == "assistant"
+
+
+HEAPS = """
+import ctypes, threading
+from kvboost_rag.server.heap import share_one_heap
+{first}
+libc, together = ctypes.CDLL(None), threading.Barrier(4)
+def allocate():
+    together.wait()
+    libc.malloc(1000)
+    together.wait()
+threads = [threading.Thread(target=allocate) for _ in range(4)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+libc.fflush(None)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
+@pytest.mark.parametrize(("first", "is_one"), [("", False), ("assert share_one_heap()", True)])
+def test_all_threads_share_one_heap(first, is_one):
+    command = [sys.executable, "-c", HEAPS.format(first=first)]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert (told.count("<heap nr=") == 1) is is_one
 
 
 def test_under_load_nothing_fails_and_memory_stays(told, process, capsys):

@@ -142,7 +142,7 @@ def _told(error: BaseException) -> ApiError:
     cause = error.cause if isinstance(error, RayTaskError) else None
     told = api_error(cause) if isinstance(cause, Exception) else None
     if told is None:
-        logger.error("a replica failed", exc_info=error)
+        logger.error("a replica failed at a request", exc_info=error)
     return told or ApiError(500, "the server failed; its log says why", "server_error")
 
 
