@@ -605,6 +605,7 @@ def _check_batch(max_batch: int) -> None:
 def _check_reuse(reuse: str, options: Mapping[str, object]) -> None:
     if reuse not in ("on", "off"):
         raise ValueError(f"reuse is 'on' or 'off', not {reuse!r}")
-    useless = [name for name, default in _FOR_REUSE.items() if options[name] != default]
+    # An empty list of context documents is none, as the empty tuple is.
+    useless = [name for name, default in _FOR_REUSE.items() if options[name] not in (default, [])]
     if reuse == "off" and useless:
         raise ValueError(f"{', '.join(useless)}: no use with reuse='off'; leave that out")

@@ -19,7 +19,7 @@ _HERON = (
 )
 
 CONTEXT_TEXTS = (_BRIDGE, _HERON)
-"""The canonical context of ``context_documents="generic"``: two texts, because one alone helps half as much."""
+"""The canonical context of ``context_documents="generic"``: two texts, because one alone helps less."""
 
 PROBE_TEXT = (
     'Lena Marsh (born 3 May 1951) is a retired singer and actress. She grew up on a farm near Dover, sang in the choir '

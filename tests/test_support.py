@@ -25,7 +25,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from kvboost_rag import Document, KVBoostEngine, UnsupportedModelError
+from kvboost_rag import Document, KVBoostEngine, SpanKind, UnsupportedModelError
 from kvboost_rag.chunking import AdaptiveChunker
 from kvboost_rag.model import ModelRunner, check_build, check_support
 from kvboost_rag.model.steering import Steering
@@ -170,6 +170,11 @@ def test_nonsense_for_reuse_is_refused():
 def test_what_only_reuse_needs_is_not_ignored_without_it(option):
     with pytest.raises(ValueError, match=f"^{next(iter(option))}: no use with reuse='off'"):
         KVBoostEngine(tiny_model("llama"), tiny_tokenizer(), reuse="off", **option)
+
+
+def test_no_context_documents_are_no_use_of_them():
+    with KVBoostEngine(tiny_model("llama"), tiny_tokenizer(), reuse="off", context_documents=[]) as engine:
+        assert engine.generate("Once upon a time", max_tokens=2, ignore_eos=True).report.tokens(SpanKind.COMPUTED)
 
 
 def in_autocast(call: Callable[[], object]) -> None:
