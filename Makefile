@@ -13,7 +13,7 @@ MINIMAL := $(VENV)-minimal
 LOWEST := $(VENV)-lowest
 TORCHAO := $(VENV)-torchao
 
-.PHONY: demo test test-minimal test-lowest set-up-lowest test-torchao test-replicas lint bench soak fuzz faults load-test notebooks \
+.PHONY: demo test test-minimal test-lowest set-up-others test-torchao test-replicas lint bench soak fuzz faults load-test notebooks \
 	lab docs clean
 
 demo: $(READY)
@@ -35,10 +35,11 @@ test-torchao: $(TORCHAO)/.ready
 	OMP_NUM_THREADS=2 $(TORCHAO)/bin/python -m pytest tests/test_weights.py -k "quantised or no_tensors"
 
 # With the oldest versions that pyproject.toml allows. An old torch brings CUDA along: six gigabytes.
-set-up-lowest: $(LOWEST)/.ready
-
-test-lowest: set-up-lowest
+test-lowest: $(LOWEST)/.ready
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/$(PYTEST) $(shell cat tests/lowest.txt)
+
+# What needs nothing of the first environment, so that both can be made at a time.
+set-up-others: $(LOWEST)/.ready $(MINIMAL)/.ready
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from kvboost_rag import KVBoostEngine, SpanKind
 from kvboost_rag.answering import Clock
 from kvboost_rag.bench import BenchOptions, add_arguments, format_table, options_from, run_bench
 from kvboost_rag.bench.bootstrap import paired_difference
-from kvboost_rag.bench.data import fitted, read_samples
+from kvboost_rag.bench.data import filled, fitted, read_samples
 from kvboost_rag.bench.measure import Meter
 from kvboost_rag.bench.methods import ANSWER_TOKENS, Answered, FirstToken, Method, Question, make_method, token_ids
 from kvboost_rag.bench.partial import Partial
@@ -141,7 +141,7 @@ def test_choices_are_answered_by_letter(options, engine, tmp_path, right):
 def test_a_prompt_over_the_window_is_refused_before_anything_is_measured(options):
     long = [{"title": "x", "text": "word " * 250}]
     chosen = options(row(0), row(1, documents=long))
-    with pytest.raises(ValueError, match=r"sample 'q1': the prompt has 13\d\d tokens.*--max-document-tokens"):
+    with pytest.raises(ValueError, match=r"sample 'q1': the prompt has 13\d\d tokens.*--max-document-tokens and --fill"):
         run_bench(chosen)
     assert not chosen.output.exists()
     assert run_bench(options(row(0), row(1, documents=long), max_document_tokens=100))["samples"][1]["documents"] == 1
@@ -568,6 +568,31 @@ def test_documents_are_cut_at_tokens(tmp_path):
     assert long.metadata == {"title": "U"}
 
 
+def test_prompts_are_filled_with_other_samples_documents(tmp_path):
+    file = write(tmp_path / "d.jsonl", *(
+        row(id=f"q{n}", documents=[{"title": "", "text": f"{name}{n} {'x' * 17}"} for name in "ab"]) for n in range(4)
+    ))  # fmt: skip
+    samples, tokens = read_samples(file), Tokens(tiny_tokenizer())  # a token for each character: 20 a document
+    assert filled(samples, tokens, None) == samples
+    assert filled(samples, tokens, 40) == samples
+    both = filled(samples, tokens, 110)
+    assert [[d.text[:2] for d in s.documents] for s in both[:2]] == [
+        ["a1", "a0", "b1", "a2", "b0", "b2"], ["a2", "a1", "b2", "a3", "b1", "b3"],
+    ]  # fmt: skip
+    assert [sum(len(tokens.document(d.text)) for d in s.documents) for s in both] == [110] * 4
+    assert [d.text[:2] for d in both[3].documents] == ["a0", "a3", "b0", "a1", "b3", "b1"]
+    assert len(filled(samples, tokens, 1000)[0].documents) == 8
+
+
+def test_a_document_comes_once_however_many_samples_have_it(tmp_path):
+    shared = {"title": "", "text": "shared"}
+    file = write(tmp_path / "d.jsonl", *(
+        row(id=f"q{n}", documents=[shared, {"title": "", "text": f"own{n}"}]) for n in range(3)
+    ))  # fmt: skip
+    texts = [d.text for d in filled(read_samples(file), Tokens(tiny_tokenizer()), 50)[1].documents]
+    assert texts == ["shared", "own2", "own1", "own0"]
+
+
 # Quality
 
 
@@ -676,6 +701,7 @@ def test_the_bootstrap_interval_is_that_of_the_mean():
         ({"repeats": 0}, "repeats is 0"),
         ({"max_documents": -1}, "max_documents is -1"),
         ({"max_document_tokens": 0}, "max_document_tokens is 0"),
+        ({"fill_tokens": 0}, "fill_tokens is 0"),
         ({"threads": 0}, "threads is 0"),
         ({"methods": ("full", "magic:3")}, "'magic:3' is neither one of full, prefix-cache, joint nor a repair"),
         ({"methods": ("full", "none", "none")}, "methods hold none more than once"),
@@ -721,11 +747,11 @@ def test_arguments(tmp_path):
     needed = [f"--{name}={path}" for name, path in paths.items()]
     assert parsed(*needed) == BenchOptions(**paths)
     extra = "--methods|full, selective:8+cacheblend:0.15:deviation=keys|--limit|3|--max-documents|2|--repeats|4"
-    extra += "|--max-document-tokens|9|--seed|5|--threads|1|--dtype|bfloat16|--model|m|--device|cpu"
+    extra += "|--max-document-tokens|9|--fill-tokens|90|--seed|5|--threads|1|--dtype|bfloat16|--model|m|--device|cpu"
     extra += "|--kv-dtype|int8/int4|--sink-tokens|3"
     assert parsed(*needed, *extra.split("|")) == BenchOptions(
         **paths, methods=("full", "selective:8+cacheblend:0.15:deviation=keys"), limit=3, max_documents=2, repeats=4,
-        max_document_tokens=9, seed=5, threads=1, dtype="bfloat16", model="m", device="cpu",
+        max_document_tokens=9, fill_tokens=90, seed=5, threads=1, dtype="bfloat16", model="m", device="cpu",
         kv_dtype="int8/int4", sink_tokens=3,
     )  # fmt: skip
     assert BenchOptions(**paths, dtype="bfloat16").torch_dtype is torch.bfloat16

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from kvboost_rag.bench.quality import normalised
 from kvboost_rag.tokens import Tokens
 from kvboost_rag.types import Document
 
-__all__ = ["Sample", "fitted", "read_samples"]
+__all__ = ["Sample", "filled", "fitted", "read_samples"]
 
 _LETTERS = string.ascii_uppercase
 
@@ -193,6 +193,54 @@ def fitted(sample: Sample, tokens: Tokens, max_documents: int | None, max_docume
         kept = sorted(range(len(documents)), key=ranks.__getitem__)[:max_documents]
         documents = tuple(documents[i] for i in sorted(kept))
     return replace(sample, documents=documents)
+
+
+def filled(samples: Sequence[Sample], tokens: Tokens, document_tokens: int | None) -> list[Sample]:
+    """Put documents of the following samples between each sample's own, for prompts of one length.
+
+    Own documents keep their order and lie evenly spread. The others come in the file's order, from its beginning again
+    after its end, each once; the last one is cut. A sample that has as many tokens already stays as it is, and so does
+    one for which the file does not hold enough, with all there is.
+
+    Parameters
+    ----------
+    samples
+        As :func:`fitted` made them.
+    tokens
+        The model's tokenizer.
+    document_tokens
+        In each prompt; None adds nothing.
+    """
+    if document_tokens is None:
+        return list(samples)
+    lengths = {d.id: len(tokens.document(d.text)) for s in samples for d in s.documents}
+    out = []
+    for i, sample in enumerate(samples):
+        room = document_tokens - sum(lengths[d.id] for d in sample.documents)
+        others = {d.id: d for s in (*samples[i + 1 :], *samples[:i]) for d in s.documents}
+        for own in sample.documents:
+            others.pop(own.id, None)
+        added = _taken(others.values(), lengths, tokens, room)
+        out.append(replace(sample, documents=_spread(sample.documents, added)))
+    return out
+
+
+def _taken(documents: Iterable[Document], lengths: Mapping[str, int], tokens: Tokens, room: int) -> list[Document]:
+    out = []
+    for document in documents:
+        if room <= 0:
+            break
+        out.append(_cut(document, tokens, room))
+        room -= lengths[document.id]
+    return out
+
+
+def _spread(own: Sequence[Document], others: Sequence[Document]) -> tuple[Document, ...]:
+    """Put own documents into the middles of as many equal parts of the others."""
+    out = list(others)
+    for k in reversed(range(len(own))):
+        out.insert(len(others) * (2 * k + 1) // (2 * len(own)), own[k])
+    return tuple(out)
 
 
 def _cut(document: Document, tokens: Tokens, limit: int) -> Document:

@@ -28,7 +28,7 @@ METHODS = ("full", "prefix-cache", "none", "random:0.15", "selective:16", "cache
 
 _GENERIC = Path("generic")
 _DTYPES = ("float32", "bfloat16", "float16")
-_COUNTS = ("limit", "max_documents", "max_document_tokens", "repeats", "threads")
+_COUNTS = ("limit", "max_documents", "max_document_tokens", "fill_tokens", "repeats", "threads")
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class BenchOptions:
         How many documents a sample keeps; see :func:`kvboost_rag.bench.data.fitted`.
     max_document_tokens
         Where each document is cut.
+    fill_tokens
+        Tokens of documents in each prompt, with other samples' documents; see :func:`kvboost_rag.bench.data.filled`.
     layout
         ``completion`` or ``chat``, see :mod:`kvboost_rag.layouts`. Full prefill answers the questions of
         HotpotQA better by far as a completion, with small models and plain instructions at least.
@@ -90,6 +92,7 @@ class BenchOptions:
     limit: int | None = None
     max_documents: int | None = None
     max_document_tokens: int | None = None
+    fill_tokens: int | None = None
     layout: str = "completion"
     instruction: str | None = None
     repeats: int = 1
@@ -203,6 +206,7 @@ def _arguments() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "--limit", {"type": int, "help": "first so many samples (default: all)"}
     yield "--max-documents", {"type": int, "help": "documents per sample (default: all); those with an answer first"}
     yield "--max-document-tokens", {"type": int, "help": "cut each document here (default: nowhere)"}
+    yield "--fill-tokens", {"type": int, "help": "other samples' documents up to so many tokens (default: none)"}
     yield "--layout", {"choices": tuple(LAYOUTS), "default": "completion", "help": "of the prompt (default completion)"}
     yield "--instruction", {"help": "text after the documents, with {question} (default: the layout's)"}
     yield "--repeats", {"type": int, "default": 1, "help": "TTFT measurements; the median counts (default 1)"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from kvboost_rag.bench.data import Sample, fitted, read_samples
+from kvboost_rag.bench.data import Sample, filled, fitted, read_samples
 from kvboost_rag.bench.measure import Meter
 from kvboost_rag.bench.methods import ANSWER_TOKENS, KEPT_PROMPTS, Question, make_method, token_ids
 from kvboost_rag.bench.options import BenchOptions
@@ -84,12 +84,14 @@ def _threads(count: int | None) -> Iterator[None]:
 def _prepared(engine: KVBoostEngine, samples: Sequence[Sample], options: BenchOptions) -> list[Sample]:
     """Fit every sample to the options and see that its prompt fits the model, before anything is measured."""
     tokens = Tokens(engine.tokenizer)
-    out = [fitted(sample, tokens, options.max_documents, options.max_document_tokens) for sample in samples]
+    own = [fitted(sample, tokens, options.max_documents, options.max_document_tokens) for sample in samples]
+    out = filled(own, tokens, options.fill_tokens)
     for sample in out:
         try:
             token_ids(engine, Question(sample.prompt, sample.documents), ANSWER_TOKENS)
         except ContextWindowError as error:
-            raise ValueError(f"sample {sample.id!r}: {error}; see --max-documents and --max-document-tokens") from error
+            remedy = "see --max-documents, --max-document-tokens and --fill-tokens"
+            raise ValueError(f"sample {sample.id!r}: {error}; {remedy}") from error
     return out
 
 
