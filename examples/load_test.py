@@ -47,9 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model, ids = prepared(url, args.document_characters)
         # Threads, pools and the first requests of each kind take memory once.
         load(url, model, ids, args, min(5.0, args.seconds / 4), Counts())
-        begin = resident(pid)
+        begin = memory(url, pid)
         load(url, model, ids, args, args.seconds, counts)
-        end = resident(pid)
+        end = memory(url, pid)
     show(counts, args.seconds, begin, end)
     return 1 if counts.errors or not counts.requests else 0
 
@@ -144,16 +144,19 @@ def ask(client: httpx.Client, body: dict[str, object], leaves: bool, counts: Cou
         raise ValueError(f"a stream broke off: {json.dumps(rest[-1])[:200]}")
 
 
-def resident(pid: int | None) -> float | None:
-    """Return the MiB of memory that a process holds; None where that can not be told."""
+def memory(url: str, pid: int | None) -> tuple[float, float] | None:
+    """Return the MiB that a process holds and those of earlier prompts' KV in it; None where that can not be told."""
     status = Path(f"/proc/{pid}/status")
     if pid is None or not status.is_file():
         return None
-    found = re.search(r"VmRSS:\s+(\d+) kB", status.read_text())
-    return int(found[1]) / 1024 if found else None
+    held = re.search(r"VmRSS:\s+(\d+) kB", status.read_text())
+    kept = re.search(r'kvboost_kv_bytes\{tier="earlier_prompts"\} (\S+)', httpx.get(f"{url}/metrics", timeout=60).text)
+    return (int(held[1]) / 1024, float(kept[1]) / 2**20) if held and kept else None
 
 
-def show(counts: Counts, seconds: float, begin: float | None, end: float | None) -> None:
+def show(
+    counts: Counts, seconds: float, begin: tuple[float, float] | None, end: tuple[float, float] | None
+) -> None:
     """Print what happened."""
     print(
         f"{counts.requests} requests, {len(counts.errors)} errors, {counts.left} broken off by the client, "
@@ -164,7 +167,8 @@ def show(counts: Counts, seconds: float, begin: float | None, end: float | None)
         p50, p95 = (times[min(len(times) - 1, int(share * len(times)))] * 1000 for share in (0.5, 0.95))
         print(f"TTFT {name:<14} p50 {p50:6.0f} ms   p95 {p95:6.0f} ms   ({len(times)} requests)")
     if begin is not None and end is not None:
-        print(f"memory of the server: {begin:.1f} MiB at the start, {end:.1f} MiB at the end")
+        print(f"memory of the server: {begin[0]:.1f} MiB at the start, {end[0]:.1f} MiB at the end")
+        print(f"earlier prompts in it: {begin[1]:.1f} MiB at the start, {end[1]:.1f} MiB at the end")
     for error in counts.errors[:5]:
         print(f"error: {error}")
 

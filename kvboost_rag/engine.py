@@ -169,11 +169,6 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
         self.kv_format = KVFormat(kv_dtype, sink_tokens)
         _check_reuse(reuse, locals())
         _check_batch(max_batch)
-        if trusted_only and (cache_dir is not None or store is not None) and secret is None:
-            raise ValueError(
-                "trusted_only needs a secret for cache_dir and store, or whoever can write there could change "
-                "documents' KV; pass secret=secrets.token_hex(32), kept where your keys are"
-            )
         # A PeftModel's layers, with their adapters, are those of the model inside.
         self.model = model = unwrapped(model)
         self.tokenizer = tokenizer
@@ -189,13 +184,13 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
         self._prefixes = PrefixCache(parse_bytes(max_prefix_bytes, "max_prefix_bytes"))
         self._plain = PlainPath(model)
         self._reuse: ReusePath | None = None
-        self.policy_path: Path | None = None
         self._signed = secret is not None
         self.trusted_only = trusted_only
         self._usage = UsageLedger()
         stores = StoreOptions(
-            max_memory_bytes, eviction, cache_dir, max_disk_bytes, read_only, Owner.of(secret), redis_tier(store)
-        )
+            max_memory_bytes, eviction, cache_dir, max_disk_bytes, read_only, Owner.of(secret), redis_tier(store),
+            trusted_only,
+        )  # fmt: skip
         stores.check_shared()
         self._memory = stores.memory(self._usage)
         self._store: ChunkStore = self._memory
@@ -213,11 +208,7 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
             self._spaces = Spaces(lambda: None, lambda: "", lambda fingerprint: self._space)
         self._library = Library(self._registry, self._prefixes, self._spaces, self._lock, self._current)
         self._current()
-        if stores.folder is not None:
-            self.policy_path = stores.folder / f"policy-{self.context_key}.json"
-        if policy is not None:
-            check_policy(policy, policy.source)
-        self.policy = policy or self._found_policy() or _shipped_policy(model, contexts)
+        self.policy = self._policy(policy, stores.folder) or _shipped_policy(model, contexts)
         self._repair = self._method(repair, quality) or parse_repair("auto", self.policy)
         logger.info("engine ready: reuse %s, repair %s, policy %s", reuse, self.repair, self.policy.source)
         self._refill = Refill(self._library, self._served) if refill and not read_only else None
@@ -245,7 +236,12 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
             self._prefixes.drop(gone.fingerprint)
             self._library.leave_for_good(gone, self._memory)
 
-    def _found_policy(self) -> Policy | None:
+    def _policy(self, given: Policy | None, folder: Path | None) -> Policy | None:
+        """Return the policy that was given, or else the one that a calibration left in the cache folder."""
+        self.policy_path = None if folder is None else folder / f"policy-{self.context_key}.json"
+        if given is not None:
+            check_policy(given, given.source)
+            return given
         if self.policy_path is None or not self.policy_path.is_file():
             return None
         if self._signed:

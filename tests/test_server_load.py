@@ -311,6 +311,7 @@ def test_under_load_nothing_fails_and_memory_stays(told, process, capsys):
     if sys.platform == "linux":
         begin, end = map(float, re.search(r"([0-9.]+) MiB at the start, ([0-9.]+) MiB at the end", out).groups())
         assert end < begin + 64
+        assert re.search(r"earlier prompts in it: [0-9.]+ MiB at the start, 0\.[0-9] MiB at the end", out)
 
 
 def test_sigterm_lets_running_requests_end_and_refuses_new_ones(told, process):

@@ -44,11 +44,14 @@ class StoreOptions:
         Whose KV alone is served from there, see :class:`kvboost_rag.store.DiskStore`.
     shared
         The server that other machines share; None for none.
+    trusted_only
+        Whether nothing but what the owner put there may be served.
 
     Raises
     ------
     ValueError
-        For an amount or a name that is none, or for options of a folder or shared tier without one.
+        For an amount or a name that is none, for options of a folder or shared tier without one, or for
+        ``trusted_only`` with one of these and without an owner.
     """
 
     max_memory_bytes: int | str | None = None
@@ -58,6 +61,7 @@ class StoreOptions:
     read_only: bool = False
     owner: Owner | None = None
     shared: RedisTier | None = None
+    trusted_only: bool = False
 
     def __post_init__(self) -> None:
         """Check everything that needs no folder and no server."""
@@ -68,6 +72,11 @@ class StoreOptions:
             raise ValueError("max_disk_bytes is about cache_dir; pass that, too, or leave it out")
         if self.cache_dir is None and self.shared is None and (self.read_only or self.owner is not None):
             raise ValueError("read_only and secret are about cache_dir or store; pass one of these, or leave them out")
+        if self.trusted_only and not (self.cache_dir is None and self.shared is None) and self.owner is None:
+            raise ValueError(
+                "trusted_only needs a secret for cache_dir and store, or whoever can write there could change "
+                "documents' KV; pass secret=secrets.token_hex(32), kept where your keys are"
+            )
 
     def check_shared(self) -> None:
         """See that the shared tier lets us in, if there is one; one that is away (a log line says so) may come back.
