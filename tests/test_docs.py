@@ -100,11 +100,15 @@ def test_the_measured_page_holds_every_result():
 
 def test_the_command_line_page_holds_every_command_and_option():
     page = generate.command_line()
-    source = "".join((ROOT / "kvboost_rag" / name).read_text() for name in ("cli.py", "bench/options.py"))
+    package = ROOT / "kvboost_rag"
+    files = [package / "cli.py", package / "bench" / "options.py", *(package / "commands").glob("*.py")]
+    source = "".join(file.read_text() for file in files)
     options = set(re.findall(r'"(--[a-z-]+)"', source))
     assert len(options) > 20
     assert not [option for option in options if option not in page]
-    for command in re.findall(r'add_parser\("([a-z-]+)"', source):
+    commands = re.findall(r'"([a-z-]+)", \w+\.add_', (package / "cli.py").read_text())
+    assert len(commands) == 7
+    for command in commands:
         assert f"\n## {command}\n" in page
 
 

@@ -35,7 +35,8 @@ ORDER = [
     {"replicas"},
     {"bench", "embedding", "demo_documents", "inspection", "replay"},
     {"retrieval", "calibrate", "plots"},
-    {"demo", "serve_command"},
+    {"demo"},
+    {"commands"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

@@ -6,8 +6,9 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs more packages: pip install 'kvboost-rag[serve]'")
 
-from kvboost_rag import Document, serve_command  # noqa: E402
+from kvboost_rag import Document  # noqa: E402
 from kvboost_rag.cli import _parser, main  # noqa: E402
+from kvboost_rag.commands import serve  # noqa: E402
 from kvboost_rag.server import Limits  # noqa: E402
 
 KEY = "a-key-of-many-letters"
@@ -18,18 +19,18 @@ def read(*arguments: str):
 
 
 def test_the_options_defaults_are_the_limits_own():
-    assert serve_command._limits(read()) == Limits()
-    changed = serve_command._limits(read("--max-queue", "0", "--max-body-bytes", "1MiB", "--timeout", "2.5"))
+    assert serve._limits(read()) == Limits()
+    changed = serve._limits(read("--max-queue", "0", "--max-body-bytes", "1MiB", "--timeout", "2.5"))
     assert changed == Limits(max_queue=0, max_body_bytes=1 << 20, timeout=2.5)
 
 
 def test_keys_come_from_a_file_or_else_from_the_environment(tmp_path, monkeypatch):
-    monkeypatch.delenv(serve_command.KEYS_VARIABLE, raising=False)
-    assert serve_command._keys(None).namespaces == ("",)
-    monkeypatch.setenv(serve_command.KEYS_VARIABLE, f"red:{KEY}1 red:{KEY}2 blue:{KEY}3")
-    assert serve_command._keys(None).namespaces == ("red", "blue")
+    monkeypatch.delenv(serve.KEYS_VARIABLE, raising=False)
+    assert serve._keys(None).namespaces == ("",)
+    monkeypatch.setenv(serve.KEYS_VARIABLE, f"red:{KEY}1 red:{KEY}2 blue:{KEY}3")
+    assert serve._keys(None).namespaces == ("red", "blue")
     (tmp_path / "keys").write_text(f"# of the team\n\ngreen:{KEY}4\n")
-    keys = serve_command._keys(tmp_path / "keys")
+    keys = serve._keys(tmp_path / "keys")
     assert keys.namespaces == ("green",)
     assert keys.namespace(f"bearer {KEY}4") == "green"
     assert KEY not in repr(keys)
@@ -38,10 +39,10 @@ def test_keys_come_from_a_file_or_else_from_the_environment(tmp_path, monkeypatc
 def test_documents_come_from_a_folder_or_from_lines(tmp_path):
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "one.txt").write_text("The first text.")
-    assert serve_command._documents(tmp_path) == [Document("part/one.txt", "The first text.")]
+    assert serve._documents(tmp_path) == [Document("part/one.txt", "The first text.")]
     lines = tmp_path / "more.jsonl"
     lines.write_text('{"id": "a", "text": "A\u2028 line.", "metadata": {"page": 3}}\n\n{"id": "b", "text": "Two."}\n')
-    assert serve_command._documents(lines) == [Document("a", "A\u2028 line.", None, {"page": 3}), Document("b", "Two.")]
+    assert serve._documents(lines) == [Document("a", "A\u2028 line.", None, {"page": 3}), Document("b", "Two.")]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_documents_come_from_a_folder_or_from_lines(tmp_path):
 )
 def test_errors_are_one_line_with_the_remedy(arguments, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(serve_command.KEYS_VARIABLE, raising=False)
+    monkeypatch.delenv(serve.KEYS_VARIABLE, raising=False)
     (tmp_path / "empty").mkdir()
     (tmp_path / "right.jsonl").write_text('{"id": "a", "text": "One."}\n')
     (tmp_path / "wrong.jsonl").write_text('{"id": "a", "text": "One."}\n{"id": "b"}\n')

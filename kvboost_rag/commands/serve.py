@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvboost_rag.commands.arguments import size
 from kvboost_rag.layouts import LAYOUTS
 from kvboost_rag.quantize import KV_DTYPES
-from kvboost_rag.sizes import parse_bytes
 
 if TYPE_CHECKING:
     from kvboost_rag.server import Engines, Keys, Limits
@@ -46,9 +46,9 @@ def _engine_arguments(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--cache-dir", type=Path, help="where KV is kept for the next start, a folder for a namespace")
     group.add_argument("--store", help=f"a Redis server to share KV by, redis://HOST (default: ${STORE_VARIABLE})")
-    group.add_argument("--max-memory-bytes", type=_size, help="documents' KV in memory, as 4GiB (default: no limit)")
-    group.add_argument("--max-disk-bytes", type=_size, help="documents' KV in --cache-dir (default: no limit)")
-    group.add_argument("--max-prefix-bytes", type=_size, default=1 << 30, help="KV of earlier prompts (default 1GiB)")
+    group.add_argument("--max-memory-bytes", type=size, help="documents' KV in memory, as 4GiB (default: no limit)")
+    group.add_argument("--max-disk-bytes", type=size, help="documents' KV in --cache-dir (default: no limit)")
+    group.add_argument("--max-prefix-bytes", type=size, default=1 << 30, help="KV of earlier prompts (default 1GiB)")
     group.add_argument("--trusted-only", action="store_true", help="refuse documents that nobody added beforehand")
     group.add_argument("--secret-file", type=Path, help="file with the secret that signs stored KV")
 
@@ -56,7 +56,7 @@ def _engine_arguments(group: argparse._ArgumentGroup) -> None:
 def _limit_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-concurrent", type=int, default=8, help="requests at a time (default 8)")
     group.add_argument("--max-queue", type=int, default=64, help="requests that wait; more get 429 (default 64)")
-    group.add_argument("--max-body-bytes", type=_size, default=8 << 20, help="of a request (default 8MiB)")
+    group.add_argument("--max-body-bytes", type=size, default=8 << 20, help="of a request (default 8MiB)")
     group.add_argument("--max-tokens", type=int, default=4096, help="of an answer (default 4096)")
     group.add_argument("--max-prompt-tokens", type=int, help="of a prompt (default: the context window)")
     group.add_argument("--max-documents", type=int, default=64, help="of one chat (default 64)")
@@ -169,10 +169,3 @@ def _greeting(model: str, keys: Keys, address: str) -> str:
         f"{model} at {address}/v1\n"
         f"curl {address}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
     )
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

@@ -1,0 +1,1 @@
+"""What each command of ``kvboost-rag`` takes, does and prints."""
