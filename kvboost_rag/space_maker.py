@@ -101,7 +101,8 @@ class SpaceMaker:
             self.memory, self.usage, context.key, (a.layers, a.kv_heads, a.head_dim), a.dtype,
             partial(_prefill_rate, runner, context.token_ids),
         )  # fmt: skip
-        planner = Planner(store, prefix_seed(fingerprint), context.key)
+        head = CanonicalContext.of(fingerprint, context_ids(self.renderer, self.tokens, ()))
+        planner = Planner(store, prefix_seed(fingerprint), context.key, head.key if self.contexts else None)
         path = ReusePath(runner, planner, self.prefixes)
         return Space(fingerprint, store, Reuse(runner, encoder, planner, path, _head(encoder)))
 

@@ -15,6 +15,7 @@ from tiny import CORE, FAMILIES, tiny_model, tiny_tokenizer
 
 from kvboost_rag import Document, KVBoostEngine
 from kvboost_rag.chunking import AdaptiveChunker
+from kvboost_rag.plan import BEHIND_HEAD
 from kvboost_rag.prompt import Layout
 from kvboost_rag.quantize import KV_DTYPES
 from kvboost_rag.store.codec import tensors_of
@@ -174,6 +175,30 @@ def test_limit_4_sees_a_wrong_position(family):
     right, wrong = (reference_logits(engine, planned(engine, text), got.report.spans, shift=s) for s in (0, 1))
     assert (got.logits[0] - right).abs().max() < 1e-3
     assert (got.logits[0] - wrong).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("repair", ["none", "selective:5", "sensitive:0.2"])
+def test_limit_1_first_tokens_right_behind_the_head_are_exact_after_another_context(family, repair):
+    documents = ["zebra", "music", "zebra"]
+    with make_engine(family, context_documents=["Another text stands here."]) as engine:
+        got = engine.deviation("Why did it run?", documents=documents, repair=repair)
+        (first,) = [s for s in got.spans if s.reason == BEHIND_HEAD]
+        assert (first.kind, first.tokens, first.document_id) == (SpanKind.COMPUTED, 16, "zebra")
+        deviations = torch.maximum(got.keys, got.values).amax(0)
+        assert deviations[: first.end].max() < 1e-4
+        approximate = [s for s in got.spans if s.kind is SpanKind.APPROXIMATE]
+        assert approximate[0].document_id == "zebra"
+        assert all(deviations[s.start : s.end].max() > 1e-3 for s in approximate)
+        # Later prompts that begin alike may take these tokens, and no more, for full prefill's.
+        engine.generate("Why did it run?", documents=documents, max_tokens=2, repair=repair)
+        again = engine.generate("Where?", documents=documents[:1], max_tokens=1, repair="random:0.5").report.spans
+        assert [s.tokens for s in again if s.kind is SpanKind.EXACT and s.document_id == "zebra"] == [16]
+
+
+def test_limit_1_without_a_context_nothing_is_computed_behind_the_head():
+    spans = kept_engine("llama").score("Why?", ANSWER, documents=["zebra", "music"], repair="none").report.spans
+    assert BEHIND_HEAD not in {s.reason for s in spans}
 
 
 def test_limit_5_streamed_text_is_the_answer(engine):
