@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -434,6 +435,16 @@ def test_an_interrupted_run_goes_on(interrupted, monkeypatch):
 
     assert shares(resumed) == shares(whole)
     assert shares(whole)[3] > 0.5  # what the samples before the interruption left
+
+
+def test_a_finished_part_can_be_looked_at_and_loses_nothing(interrupted, monkeypatch):
+    measured = count_measured(monkeypatch)
+    for limit in (1, 2):
+        result = run_bench(replace(interrupted, limit=limit))
+        assert [s["id"] for s in result["samples"]] == ["q0", "q1"][:limit]
+        assert result["summary"]["full"]["n"] == result["setup"]["options"]["limit"] == limit
+        assert partial_of(interrupted).exists() is (limit == 1)
+    assert measured == []
 
 
 @pytest.mark.parametrize("changes", [{"seed": 3}, {"repeats": 2}, {"methods": ("full",)}])

@@ -32,7 +32,8 @@ class Partial:
         Parameters
         ----------
         identity
-            What must be the same for the figures to belong together.
+            What must be the same for the figures to belong together: all of it but ``options.limit``, so that a run
+            can be ended early and a finished part looked at.
 
         Returns
         -------
@@ -49,7 +50,7 @@ class Partial:
             return None, []
         head, *records = [self._parsed(number, line) for number, line in enumerate(lines, start=1)]
         left = head.get("identity")
-        if left != json.loads(json.dumps(identity)):
+        if _comparable(left) != _comparable(json.loads(json.dumps(identity))):
             raise ValueError(
                 f"{self._path} is of a run with other settings ({self._differing(left, identity)}); delete it, or "
                 "choose another --output"
@@ -84,7 +85,7 @@ class Partial:
     def _differing(left: Any, identity: Mapping[str, Any]) -> str:
         if not isinstance(left, dict):
             return "unreadable"
-        mine, theirs = _flat(json.loads(json.dumps(identity))), _flat(left)
+        mine, theirs = _flat(_comparable(json.loads(json.dumps(identity)))), _flat(_comparable(left))
         return ", ".join(sorted(k for k in mine.keys() | theirs.keys() if mine.get(k, ...) != theirs.get(k, ...)))
 
     def start(self, identity: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
@@ -103,6 +104,13 @@ class Partial:
     def remove(self) -> None:
         """Delete the file of a finished run."""
         self._path.unlink(missing_ok=True)
+
+
+def _comparable(identity: Any) -> Any:
+    options = identity.get("options") if isinstance(identity, dict) else None
+    if not isinstance(options, dict):
+        return identity
+    return identity | {"options": {name: value for name, value in options.items() if name != "limit"}}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

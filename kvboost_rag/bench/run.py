@@ -30,7 +30,8 @@ logger = logging.getLogger("kvboost_rag.bench")
 def run_bench(options: BenchOptions, *, show_progress: bool | None = None) -> dict[str, Any]:
     """Measure every method on every sample and write the figures as JSON.
 
-    An interrupted run goes on from its last finished sample when it is started again with the same options.
+    An interrupted run goes on from its last finished sample when it is started again with the same options. With a
+    ``limit`` of samples that are finished, it gives their figures at once and keeps the others for later.
 
     Parameters
     ----------
@@ -63,11 +64,13 @@ def run_bench(options: BenchOptions, *, show_progress: bool | None = None) -> di
             measured = {"ingest_rates": ingest_rates(engine, documents) if options.ingest_rates else None}
             partial.start(identity, measured)
         _measure(engine, samples, options, partial, records, show_progress)
+    is_whole, records = len(records) == len(samples), records[: len(samples)]
     rates = measured["ingest_rates"]
     setup = identity | {"ingest_ratio": rates and rates["ratio"], "ingest_rates": rates}
     result = {**summarise(records, options.methods), "setup": setup, "samples": records}
     write_json(options.output, result)
-    partial.remove()
+    if is_whole:
+        partial.remove()
     return result
 
 
