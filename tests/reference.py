@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from kvboost_rag import KVBoostEngine
+from kvboost_rag.plan import BEHIND_HEAD
 from kvboost_rag.types import Plan, Span, SpanKind
 
 
@@ -29,9 +30,13 @@ def reference_logits(engine: KVBoostEngine, plan: Plan, spans: Sequence[Span], s
     rows, ids = _Rows(), plan.token_ids
     context = engine._encoder.context.token_ids
     provided = {p for s in spans if s.kind is SpanKind.APPROXIMATE for p in range(s.start, s.end)}
+    computed = {s.end: s.tokens for s in plan.spans if s.reason == BEHIND_HEAD}
     for piece in plan.repairable:
         block = rows.new_block()
-        rows.add(context, np.arange(piece.start - len(context), piece.start) + shift, block, visible=False)
+        # The document's first tokens, where they are computed in the prompt, were encoded here as well.
+        start = piece.start - computed.get(piece.start, 0)
+        rows.add(context, np.arange(start - len(context), start) + shift, block, visible=False)
+        rows.add(ids[start : piece.start], np.arange(start, piece.start) + shift, block, visible=False)
         for position in range(piece.start, piece.end):
             rows.add([ids[position]], [position + shift], block, visible=position in provided)
     for position in sorted(set(range(len(ids))) - provided):

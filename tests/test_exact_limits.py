@@ -14,10 +14,12 @@ from reference import reference_logits
 from tiny import CORE, FAMILIES, tiny_model, tiny_tokenizer
 
 from kvboost_rag import Document, KVBoostEngine
+from kvboost_rag.answering import Asked, Clock
 from kvboost_rag.chunking import AdaptiveChunker
 from kvboost_rag.plan import BEHIND_HEAD
 from kvboost_rag.prompt import Layout
 from kvboost_rag.quantize import KV_DTYPES
+from kvboost_rag.repair import parse_repair
 from kvboost_rag.store.codec import tensors_of
 from kvboost_rag.types import SpanKind
 
@@ -194,6 +196,20 @@ def test_limit_1_first_tokens_right_behind_the_head_are_exact_after_another_cont
         engine.generate("Why did it run?", documents=documents, max_tokens=2, repair=repair)
         again = engine.generate("Where?", documents=documents[:1], max_tokens=1, repair="random:0.5").report.spans
         assert [s.tokens for s in again if s.kind is SpanKind.EXACT and s.document_id == "zebra"] == [16]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("repair", ["none", "selective:5"])
+def test_limit_4_the_rest_of_that_document_equals_the_slow_reference(family, repair):
+    with make_engine(family, context_documents=["Another text stands here."]) as engine:
+        documents = ["zebra", "music", "zebra"]
+        asked = Asked("Why did it run?", documents, {}, parse_repair(repair), True, 0)
+        request = engine._compose(asked, Clock())
+        plan = engine._planner.plan(request.pieces, engine._prefixes.match(request.token_ids, repair))
+        got = engine.score("Why did it run?", ANSWER[:1], documents=documents, repair=repair)
+        right, wrong = (reference_logits(engine, plan, got.report.spans, shift=shift) for shift in (0, 1))
+        assert (got.logits[0] - right).abs().max() < 1e-3
+        assert (got.logits[0] - wrong).abs().max() > 2e-3
 
 
 def test_limit_1_without_a_context_nothing_is_computed_behind_the_head():
