@@ -16,7 +16,7 @@ from tiny import CORE, FAMILIES, tiny_model, tiny_tokenizer
 from kvboost_rag import Document, KVBoostEngine
 from kvboost_rag.answering import Asked, Clock
 from kvboost_rag.chunking import AdaptiveChunker
-from kvboost_rag.plan import BEHIND_HEAD
+from kvboost_rag.plan import BEHIND_HEAD, missed
 from kvboost_rag.prompt import Layout
 from kvboost_rag.quantize import KV_DTYPES
 from kvboost_rag.repair import parse_repair
@@ -210,6 +210,13 @@ def test_limit_4_the_rest_of_that_document_equals_the_slow_reference(family, rep
         right, wrong = (reference_logits(engine, plan, got.report.spans, shift=shift) for shift in (0, 1))
         assert (got.logits[0] - right).abs().max() < 1e-3
         assert (got.logits[0] - wrong).abs().max() > 2e-3
+
+
+def test_first_tokens_behind_the_head_do_not_hide_that_the_rest_is_missing():
+    with make_engine("llama", context_documents=["Another text."], max_memory_bytes=9, refill=False) as engine:
+        spans = engine.score("Why?", ANSWER, documents=["zebra", "music"]).report.spans
+        assert [s.tokens for s in spans if s.reason == BEHIND_HEAD] == [16]
+        assert list(missed(spans)) == ["zebra", "music"]
 
 
 def test_limit_1_without_a_context_nothing_is_computed_behind_the_head():
