@@ -91,8 +91,8 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
         Places of documents that are handed over apart, and with them the canonical head.
     context_documents
         Generic texts that every document is encoded after, behind the head; ``"generic"`` takes two that come along.
-        Closer to full prefill with the models that were measured (``docs/repair-frontier.md``), but then no document is
-        exact, so none is the default.
+        Closer to full prefill with the models that were measured (``docs/repair-frontier.md``), but then of no document
+        more than the first tokens right behind the head is exact, so none is the default.
     chunker
         Chooses the chunks' boundaries.
     namespace
