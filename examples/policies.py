@@ -12,6 +12,9 @@ FAMILIES = {
     "llama": ("SmolLM2-135M on HotpotQA", ["hotpotqa_smollm2.json"]),
     "llama, generic": ("SmolLM2-135M on HotpotQA, behind the generic texts", ["hotpotqa_smollm2_generic.json"]),
     "qwen2": ("Qwen2.5-Coder-0.5B on HotpotQA", ["hotpotqa_qwen05.json"]),
+    "qwen2, generic": (
+        "Qwen2.5-Coder-0.5B on HotpotQA, behind the generic texts", ["hotpotqa_qwen05_generic.json"],
+    ),
 }
 
 

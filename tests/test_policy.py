@@ -94,7 +94,7 @@ def test_shipped_policies_hold_repairs_that_exist_and_the_unknown_family_gets_th
 def test_documents_behind_the_generic_texts_have_figures_of_their_own():
     measured = Policy.shipped("llama", generic=True)
     assert "generic" in measured.source
-    assert Policy.shipped("qwen2", generic=True) == Policy.shipped("qwen2")
+    assert "generic" in Policy.shipped("qwen2", generic=True).source
     assert Policy.shipped("made-up", generic=True) == Policy.shipped("made-up")
     for contexts, expected in (("generic", measured), (["A text."], Policy.shipped("llama"))):
         with make_engine(context_documents=contexts) as engine:

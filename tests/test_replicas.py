@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import socket
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 import httpx
@@ -25,7 +28,8 @@ from tiny import tiny_model, tiny_tokenizer  # noqa: E402
 from kvboost_rag import RedisTier  # noqa: E402
 from kvboost_rag.affinity import rank_replicas  # noqa: E402
 from kvboost_rag.replicas import ReplicaOptions, create_front, start_replicas, stop_replicas  # noqa: E402
-from kvboost_rag.replicas.serving import check_room  # noqa: E402
+from kvboost_rag.replicas.handing import _Followed  # noqa: E402
+from kvboost_rag.replicas.serving import FrontServer, check_room  # noqa: E402
 from kvboost_rag.replicas.starting import are_running  # noqa: E402
 from kvboost_rag.server import Limits  # noqa: E402
 from kvboost_rag.server.schemas import NewDocument  # noqa: E402
@@ -83,19 +87,27 @@ def front(options, monkeypatch_module):
 @pytest.fixture(scope="module")
 def client(front):
     """A client of the front, which knows some documents."""
-    server = uvicorn.Server(uvicorn.Config(front, port=0, log_config=None))
+    with served(front, front.state.front.options.limits) as port:
+        headers = {"Authorization": f"Bearer {RED}"}
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=120) as client:
+            given = [{"id": d.id, "text": d.text} for d in DOCUMENTS]
+            given += [{"id": name, "text": f"This is text {name}, and it was made for a test."} for name in MADE]
+            client.post("/v1/documents", json={"documents": given}).raise_for_status()
+            yield client
+
+
+@contextmanager
+def served(app, limits):
+    """Serve a front; yields its port."""
+    server = FrontServer(uvicorn.Config(app, port=0, log_config=None, http="h11", ws="none"), limits)
     thread = threading.Thread(target=server.run)
     thread.start()
-    eventually(lambda: server.started)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    headers = {"Authorization": f"Bearer {RED}"}
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=120) as client:
-        given = [{"id": d.id, "text": d.text} for d in DOCUMENTS]
-        given += [{"id": name, "text": f"This is text {name}, and it was made for a test."} for name in MADE]
-        client.post("/v1/documents", json={"documents": given}).raise_for_status()
-        yield client
-    server.should_exit = True
-    thread.join(60)
+    try:
+        eventually(lambda: server.started)
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(60)
 
 
 def ask(client, documents, **fields):
@@ -280,6 +292,34 @@ def test_a_client_that_leaves_stops_its_replica(client):
         assert next(response.iter_lines())
     eventually(lambda: figures(client, "kvboost_active_requests").total() == 0)
     assert figures(client, "kvboost_completion_tokens_total").total() - before < full
+
+
+def test_who_asks_nothing_is_left(front, options):
+    impatient = replace(options.limits, receive_timeout=0.8)
+    with served(front, impatient) as port, socket.create_connection(("127.0.0.1", port), timeout=30) as silent:
+        assert silent.recv(10) == b""
+
+
+def test_who_reads_nothing_of_a_stream_is_left_and_the_replica_stops(caplog):
+    """That a response waits for its reader is uvicorn's work, and is seen in the server's own tests."""
+    ended = []
+
+    async def items():
+        try:
+            while True:
+                yield b"data: {}\n\n"
+        finally:
+            ended.append(True)
+
+    async def send(message):
+        if message.get("body") == b"data: {}\n\n":
+            await asyncio.sleep(60)
+
+    begun = {"status": 200, "headers": [], "body": b"data: first\n\n"}
+    scope = {"type": "http", "asgi": {"spec_version": "2.4"}, "client": ("192.0.2.1", 9)}
+    asyncio.run(_Followed(begun, items(), 0.2)(scope, asyncio.Event().wait, send))
+    assert ended == [True]
+    assert "has read nothing for 0.2 seconds" in caplog.text
 
 
 def test_too_many_requests_are_refused_and_the_others_answered(client):

@@ -45,6 +45,9 @@ class _Front:
     options: ReplicaOptions
     catalogue: Catalogue
 
+    async def hand_over(self, request: Request, task: Task) -> Response:
+        return await hand_over(self.handle, request, task, send_timeout=self.options.limits.send_timeout)
+
 
 def create_front(
     handle: DeploymentHandle[Any], options: ReplicaOptions, *, hosts: Sequence[str] = ("*",)
@@ -113,7 +116,7 @@ async def metrics(request: Request, front: Front) -> Response:
 @router.get("/v1/models/{name:path}")
 async def models(request: Request, front: Front) -> Response:
     """Let any replica say what is served."""
-    return await hand_over(front.handle, request, Task(await asked_of(request)))
+    return await front.hand_over(request, Task(await asked_of(request)))
 
 
 @router.post("/v1/chat/completions")
@@ -137,7 +140,7 @@ async def _answer(body: AskedFields, request: Request, front: _Front, namespace:
     front.catalogue.check_room(namespace, [d.id for d in new])
     sizes = {d.id: float(len(d.text)) for d in (*known, *brought)}
     task = Task(await asked_of(request), namespace, [d.model_dump() for d in known], sizes)
-    response = await hand_over(front.handle, request, task)
+    response = await front.hand_over(request, task)
     if response.status_code == 200:
         for document in new:
             front.catalogue.add(namespace, document)
@@ -169,7 +172,7 @@ async def _added(
         asked = await asked_of(request)
         asked["body"] = document.model_dump_json().encode()
         sizes = {document.id: float(len(document.text))}
-        response = await hand_over(front.handle, request, Task(asked, namespace, (), sizes))
+        response = await front.hand_over(request, Task(asked, namespace, (), sizes))
     if response.status_code == 200:
         front.catalogue.add(namespace, document)
     return response

@@ -16,6 +16,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import Receive, Scope, Send
 
 from kvboost_rag.replicas.carrying import Asked, Begun
+from kvboost_rag.server.connections import NobodyReads, in_time
 from kvboost_rag.server.errors import ApiError, api_error
 from kvboost_rag.server.running import unless_gone
 
@@ -59,8 +60,10 @@ async def asked_of(request: Request) -> Asked:
     }  # fmt: skip
 
 
-async def hand_over(handle: DeploymentHandle[Any], request: Request, task: Task) -> Response:
-    """Let a replica answer.
+async def hand_over(
+    handle: DeploymentHandle[Any], request: Request, task: Task, *, send_timeout: float
+) -> Response:
+    """Let a replica answer; a stream of which the client takes nothing for ``send_timeout`` seconds is broken off.
 
     A replica that dies before its response began, which is its end for all but streams, costs the client nothing but
     time: another one gets the request.
@@ -78,16 +81,13 @@ async def hand_over(handle: DeploymentHandle[Any], request: Request, task: Task)
     if not isinstance(begun, dict):
         raise TypeError("a response began with bytes")
     headers = {name: value for name, value in begun["headers"] if name not in _OWN}
-    response = _Followed(begun, items) if _is_stream(headers) else Response(begun["body"], begun["status"])
-    if not _is_stream(headers):
+    is_stream = headers.get(b"content-type", b"").startswith(b"text/event-stream")
+    response = _Followed(begun, items, send_timeout) if is_stream else Response(begun["body"], begun["status"])
+    if not is_stream:
         await items.aclose()
         headers[b"content-length"] = str(len(begun["body"])).encode()
     response.raw_headers = list(headers.items())
     return response
-
-
-def _is_stream(headers: Mapping[bytes, bytes]) -> bool:
-    return headers.get(b"content-type", b"").startswith(b"text/event-stream")
 
 
 async def _items(handle: DeploymentHandle[Any], task: Task) -> AsyncGenerator[Begun | bytes, None]:
@@ -147,15 +147,18 @@ def _told(error: BaseException) -> ApiError:
 
 
 class _Followed(StreamingResponse):
-    """A stream, closed at the replica when the client is gone."""
+    """A stream, closed at the replica when the client is gone or does not read."""
 
-    def __init__(self, begun: Begun, items: AsyncGenerator[Begun | bytes, None]) -> None:
+    def __init__(self, begun: Begun, items: AsyncGenerator[Begun | bytes, None], seconds: float) -> None:
         super().__init__(_bytes(begun, items), begun["status"])
         self._items = items
+        self._seconds = seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, in_time(send, self._seconds))
+        except NobodyReads:
+            logger.warning("a stream is broken off: %s has read nothing for %g seconds", scope["client"], self._seconds)
         finally:
             await self._items.aclose()
 

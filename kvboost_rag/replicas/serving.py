@@ -14,18 +14,37 @@ from ray import serve
 from kvboost_rag.replicas.front import create_front
 from kvboost_rag.replicas.options import ReplicaOptions
 from kvboost_rag.replicas.starting import are_running, start_replicas, stop_replicas
+from kvboost_rag.server.connections import IdleConnections
 from kvboost_rag.server.lifecycle import allowed_hosts, listening_at
+from kvboost_rag.server.limits import Limits
 
-__all__ = ["check_room", "serve_replicas"]
+__all__ = ["FrontServer", "check_room", "serve_replicas"]
 
 
-class _Server(uvicorn.Server):
-    """Ends at a signal like uvicorn's own, which would then end the process before the replicas are stopped."""
+class FrontServer(uvicorn.Server):
+    """Serves the front; a signal does not end the process, as uvicorn's own would before the replicas are stopped.
+
+    Parameters
+    ----------
+    config
+        Of uvicorn.
+    limits
+        Say how long a connection may be idle.
+    """
+
+    def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
+        super().__init__(config)
+        self._idle = IdleConnections(limits.receive_timeout)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Let running requests end at the first signal, and break them off at the second."""
         self.force_exit = self.should_exit
         self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look, ten times a second, for connections over which nobody asks anything."""
+        self._idle.end(self.server_state.connections)
+        return await super().on_tick(counter)
 
 
 def serve_replicas(
@@ -66,7 +85,7 @@ def serve_replicas(
                 timeout_graceful_shutdown=max(1, round(options.limits.drain)),
             )  # fmt: skip
             announce(address)
-            _Server(config).run(sockets=[listening])
+            FrontServer(config, options.limits).run(sockets=[listening])
         finally:
             stop_replicas()
 

@@ -1,13 +1,32 @@
-"""Connections over which nobody asks anything."""
+"""Connections over which nobody asks anything, or nobody reads."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
 
+import anyio
+from starlette.types import Message, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["IdleConnections"]
+__all__ = ["IdleConnections", "NobodyReads", "in_time"]
+
+
+class NobodyReads(Exception):
+    """The client takes nothing of its response."""
+
+
+def in_time(send: Send, seconds: float) -> Send:
+    """Give a ``send`` that raises :class:`NobodyReads` where the other one waits for longer than some seconds."""
+
+    async def send_in_time(message: Message) -> None:
+        try:
+            with anyio.fail_after(seconds):
+                await send(message)
+        except TimeoutError as error:
+            raise NobodyReads from error
+
+    return send_in_time
 
 
 class IdleConnections:

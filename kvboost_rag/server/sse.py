@@ -7,10 +7,10 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from typing import Any
 
-import anyio
 from fastapi.responses import StreamingResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
+from kvboost_rag.server.connections import NobodyReads, in_time
 from kvboost_rag.server.errors import ApiError, api_error
 from kvboost_rag.server.service import Service
 
@@ -19,10 +19,6 @@ __all__ = ["EventStream"]
 logger = logging.getLogger("kvboost_rag.server")
 
 _DONE = b"data: [DONE]\n\n"
-
-
-class _StuckError(Exception):
-    """The client does not read."""
 
 
 class EventStream(StreamingResponse):
@@ -52,17 +48,9 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
         seconds = self._service.limits.send_timeout
-
-        async def send_in_time(message: Message) -> None:
-            try:
-                with anyio.fail_after(seconds):
-                    await send(message)
-            except TimeoutError as error:
-                raise _StuckError from error
-
         try:
-            await super().__call__(scope, receive, send_in_time)
-        except _StuckError:
+            await super().__call__(scope, receive, in_time(send, seconds))
+        except NobodyReads:
             logger.warning("a stream is broken off: %s has read nothing for %g seconds", scope["client"], seconds)
             self._service.metrics.stuck.inc()
         finally:
