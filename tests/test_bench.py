@@ -595,6 +595,13 @@ def test_prompts_are_filled_with_other_samples_documents(tmp_path):
     assert len(filled(samples, tokens, 1000)[0].documents) == 8
 
 
+def test_what_fills_a_prompt_does_not_depend_on_the_limit(options):
+    chosen = options(*(row(n, documents=[{"title": "", "text": f"Text {n}. {'x' * 30}"}]) for n in range(4)))
+    runs = [run_bench(replace(chosen, fill_tokens=90, limit=limit, methods=("full",))) for limit in (1, None)]
+    assert [len(run["samples"]) for run in runs] == [1, 4]
+    assert runs[0]["samples"][0]["prompt_tokens"] == runs[1]["samples"][0]["prompt_tokens"] > 90
+
+
 def test_a_document_comes_once_however_many_samples_have_it(tmp_path):
     shared = {"title": "", "text": "shared"}
     file = write(tmp_path / "d.jsonl", *(

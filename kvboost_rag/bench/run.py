@@ -52,7 +52,8 @@ def run_bench(options: BenchOptions, *, show_progress: bool | None = None) -> di
         For data, a model or options that can not be used, a prompt over the context window, or the left-overs of
         another run beside the output.
     """
-    read = read_samples(options.data, options.limit)
+    # What fills a prompt does not depend on how many samples are measured.
+    read = read_samples(options.data, options.limit if options.fill_tokens is None else None)
     if options.limit is not None and len(read) < options.limit:
         logger.warning("%s holds %d samples, not %d", options.data, len(read), options.limit)
     with _threads(options.threads), build_engine(options) as engine:
@@ -88,7 +89,7 @@ def _prepared(engine: KVBoostEngine, samples: Sequence[Sample], options: BenchOp
     """Fit every sample to the options and see that its prompt fits the model, before anything is measured."""
     tokens = Tokens(engine.tokenizer)
     own = [fitted(sample, tokens, options.max_documents, options.max_document_tokens) for sample in samples]
-    out = filled(own, tokens, options.fill_tokens)
+    out = filled(own, tokens, options.fill_tokens)[: options.limit]
     for sample in out:
         try:
             token_ids(engine, Question(sample.prompt, sample.documents), ANSWER_TOKENS)
