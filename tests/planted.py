@@ -77,7 +77,8 @@ FAULTS = [
         ("compose.py", "if self._trusted_only:", "if self._trusted_only and known is None:"),
         ("owner.py", "_SHORTEST = 16", "_SHORTEST = 4"),
         (
-            "engine.py", "if trusted_only and (cache_dir is not None or store is not None) and secret is None:",
+            "store/opening.py",
+            "if self.trusted_only and not (self.cache_dir is None and self.shared is None) and self.owner is None:",
             "if False:",
         ),
     ),
