@@ -117,6 +117,14 @@ def ask(client, documents, **fields):
     return response
 
 
+def patiently(client, body):
+    """Ask as OpenAI's clients do: again where the one replica that is left has too much to do."""
+    while (response := client.post("/v1/chat/completions", json=body)).status_code == 429:
+        time.sleep(float(response.headers["retry-after"]))
+    assert response.status_code == 200, response.text
+    return response
+
+
 def text(response):
     return response.json()["choices"][0]["message"]["content"]
 
@@ -346,7 +354,7 @@ def test_a_replica_killed_amid_a_stream_cuts_that_one_and_harms_no_other_request
         lines = (line.removeprefix("data: ") for line in r.iter_lines() if line)
         events = [next(lines), next(lines)]
         adding = pool.submit(client.post, "/v1/documents", json=batch)
-        asking = pool.submit(ask, client, ["zebra"], max_tokens=LONG)
+        asking = pool.submit(patiently, client, body)
         kill(r.headers["x-kvboost-replica"])
         events += lines
     *events, last = [json.loads(event) for event in events if event != "[DONE]"]
@@ -354,7 +362,7 @@ def test_a_replica_killed_amid_a_stream_cuts_that_one_and_harms_no_other_request
     so_far = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
     assert expected.startswith(so_far)
     assert len(so_far) < len(expected)
-    assert text(asking.result(120)) == expected
+    assert text(asking.result(240)) == expected
     # The one that is left may have too much to do for all of them at once.
     assert adding.result(120).status_code in (200, 429)
     eventually(lambda: client.post("/v1/documents", json=batch).status_code == 200, 120)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -25,6 +26,8 @@ __all__ = ["Task", "ask_all", "asked_of", "hand_over"]
 logger = logging.getLogger("kvboost_rag.replicas")
 
 _TRIES: Final = 5
+_PAUSE: Final = 1.0
+"""Seconds before one more attempt at replicas that have too much to do."""
 # Of a connection and not of a message; the front's own server writes them anew.
 _OWN: Final = frozenset({b"content-length", b"connection", b"transfer-encoding"})
 
@@ -102,13 +105,22 @@ async def _items(handle: DeploymentHandle[Any], task: Task) -> AsyncGenerator[Be
             return
         except (RayError, BackPressureError, DeploymentUnavailableError) as error:
             is_over = True
-            if begun or not left or not isinstance(error, RayActorError):
+            was_taken = left < _TRIES - 1
+            if begun or not left or not (isinstance(error, RayActorError) or was_taken and _is_full(error)):
                 raise _told(error) from error
-            logger.warning("a replica was lost; another one gets its request")
+            if _is_full(error):
+                # It had its place at the replica that was lost, and is not refused for that one's sake.
+                await asyncio.sleep(_PAUSE)
+            else:
+                logger.warning("a replica was lost; another one gets its request")
         finally:
             # What has failed is not cancelled: Ray would raise its error again, in the place of ours.
             if not is_over:
                 stream.cancel()
+
+
+def _is_full(error: Exception) -> bool:
+    return isinstance(error, BackPressureError)
 
 
 async def ask_all(handle: DeploymentHandle[Any], method: str, *arguments: Any) -> list[Any]:
