@@ -101,10 +101,15 @@ class SpaceMaker:
             self.memory, self.usage, context.key, (a.layers, a.kv_heads, a.head_dim), a.dtype,
             partial(_prefill_rate, runner, context.token_ids),
         )  # fmt: skip
-        head = CanonicalContext.of(fingerprint, context_ids(self.renderer, self.tokens, ()))
-        planner = Planner(store, prefix_seed(fingerprint), context.key, head.key if self.contexts else None)
+        planner = Planner(store, prefix_seed(fingerprint), context.key, self._head_key(fingerprint))
         path = ReusePath(runner, planner, self.prefixes)
         return Space(fingerprint, store, Reuse(runner, encoder, planner, path, _head(encoder)))
+
+    def _head_key(self, fingerprint: str) -> str | None:
+        """Prefix key of the head alone, where documents are encoded after more than that."""
+        if not self.contexts:
+            return None
+        return CanonicalContext.of(fingerprint, context_ids(self.renderer, self.tokens, ())).key
 
 
 def _check_room(runner: ModelRunner, tokens: int) -> None:

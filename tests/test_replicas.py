@@ -12,6 +12,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -23,15 +24,18 @@ import uvicorn  # noqa: E402
 from live_server import DOCUMENTS, KEYS, OPERATOR, OPTIONS, RED, eventually, own_engine  # noqa: E402
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 from ray import serve  # noqa: E402
+from ray.exceptions import RayActorError  # noqa: E402
+from ray.serve.exceptions import BackPressureError  # noqa: E402
 from tiny import tiny_model, tiny_tokenizer  # noqa: E402
 
 from kvboost_rag import RedisTier  # noqa: E402
 from kvboost_rag.affinity import rank_replicas  # noqa: E402
-from kvboost_rag.replicas import ReplicaOptions, create_front, start_replicas, stop_replicas  # noqa: E402
-from kvboost_rag.replicas.handing import _Followed  # noqa: E402
+from kvboost_rag.replicas import ReplicaOptions, create_front, handing, start_replicas, stop_replicas  # noqa: E402
+from kvboost_rag.replicas.handing import Task, _Followed  # noqa: E402
 from kvboost_rag.replicas.serving import FrontServer, check_room  # noqa: E402
 from kvboost_rag.replicas.starting import are_running  # noqa: E402
 from kvboost_rag.server import Limits  # noqa: E402
+from kvboost_rag.server.errors import ApiError  # noqa: E402
 from kvboost_rag.server.schemas import NewDocument  # noqa: E402
 
 QUESTION = [{"role": "user", "content": "What ran?"}]
@@ -39,6 +43,7 @@ MADE = [f"made-{i}" for i in range(12)]
 # Tokens; what is to be broken off must not be done at once.
 LONG = 400
 PASSWORD = "s3cr3t-of-mine"
+FULL = BackPressureError(num_queued_requests=4, max_queued_requests=4)
 
 
 @pytest.fixture(scope="module")
@@ -113,14 +118,6 @@ def served(app, limits):
 def ask(client, documents, **fields):
     body = {"model": "tiny", "messages": QUESTION, "documents": documents, "max_tokens": 8, "temperature": 0}
     response = client.post("/v1/chat/completions", json=body | fields)
-    assert response.status_code == 200, response.text
-    return response
-
-
-def patiently(client, body):
-    """Ask as OpenAI's clients do: again where the one replica that is left has too much to do."""
-    while (response := client.post("/v1/chat/completions", json=body)).status_code == 429:
-        time.sleep(float(response.headers["retry-after"]))
     assert response.status_code == 200, response.text
     return response
 
@@ -353,8 +350,10 @@ def test_a_replica_killed_amid_a_stream_cuts_that_one_and_harms_no_other_request
     ):  # fmt: skip
         lines = (line.removeprefix("data: ") for line in r.iter_lines() if line)
         events = [next(lines), next(lines)]
+        asking = pool.submit(ask, client, ["zebra"], max_tokens=LONG)
+        # What is refused for want of room before a replica has taken it is another matter.
+        eventually(lambda: figures(client, "kvboost_active_requests").total() == 2)
         adding = pool.submit(client.post, "/v1/documents", json=batch)
-        asking = pool.submit(patiently, client, body)
         kill(r.headers["x-kvboost-replica"])
         events += lines
     *events, last = [json.loads(event) for event in events if event != "[DONE]"]
@@ -368,6 +367,33 @@ def test_a_replica_killed_amid_a_stream_cuts_that_one_and_harms_no_other_request
     eventually(lambda: client.post("/v1/documents", json=batch).status_code == 200, 120)
     assert ask(client, names[:3]).json()["kvboost"]["reused_share"] > 0.3
     eventually(lambda: len(replicas(client) - {r.headers["x-kvboost-replica"]}) == 2, 240)
+
+
+@pytest.mark.parametrize(("failures", "is_answered"), [
+    ((RayActorError(), FULL, FULL), True),
+    ((FULL,), False),  # it was never taken
+    ((RayActorError(), FULL, FULL, FULL, FULL), False),
+])  # fmt: skip
+def test_who_had_a_place_waits_for_another_one(monkeypatch, failures, is_answered):
+    """Which replica is full when another one dies can not be arranged."""
+    monkeypatch.setattr(handing, "_PAUSE", 0.01)
+    left = list(failures)
+
+    async def answer(*arguments, **fields):
+        if left:
+            raise left.pop(0)
+        yield b"An answer."
+
+    async def all_items():
+        handle = SimpleNamespace(answer=SimpleNamespace(remote=answer))
+        return [item async for item in handing._items(handle, Task({}))]
+
+    if is_answered:
+        assert asyncio.run(all_items()) == [b"An answer."]
+        return
+    with pytest.raises(ApiError) as told:
+        asyncio.run(all_items())
+    assert told.value.status == 429
 
 
 def test_a_killed_replica_loses_no_request(client):
