@@ -147,7 +147,7 @@ class ChainedStore(ChunkStore):
         return self._first.shared_hits + self._second.shared_hits
 
     def flush(self) -> None:
-        """Return when everything that was put or read is in the first store, too."""
+        """Return when everything that was put, and what was read and waits to be copied, is in the first store, too."""
         try:
             self._copier.submit(int).result()
         except RuntimeError:
