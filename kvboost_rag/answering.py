@@ -177,7 +177,7 @@ class ReusePath:
         """Plan, assemble and prefill."""
         repair, store = request.asked.repair, self._planner.store
         hit = self._prefixes.match(request.token_ids, repair.effect)
-        store.note([*_chunks_in(request.pieces), *self._planner.first_keys(request.pieces)], Event.USED)
+        store.note(_chunks_in(request.pieces), Event.USED)
         with store.hold():
             plan = self._planner.plan(request.pieces, hit)
             request.clock.lap("plan")

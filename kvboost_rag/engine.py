@@ -56,10 +56,10 @@ logger = logging.getLogger("kvboost_rag")
 _MAX_PREFIX_BYTES = 1 << 30
 
 _FOR_REUSE: dict[str, object] = {
-    "repair": None, "quality": None, "policy": None, "context_documents": (), "exact_first": False, "chunker": None,
-    "kv_dtype": "native", "sink_tokens": None, "cache_dir": None, "store": None, "max_memory_bytes": None,
-    "max_disk_bytes": None, "max_prefix_bytes": _MAX_PREFIX_BYTES, "eviction": "importance", "read_only": False,
-    "refill": True, "secret": None, "max_batch": 1,
+    "repair": None, "quality": None, "policy": None, "context_documents": (), "chunker": None, "kv_dtype": "native",
+    "sink_tokens": None, "cache_dir": None, "store": None, "max_memory_bytes": None, "max_disk_bytes": None,
+    "max_prefix_bytes": _MAX_PREFIX_BYTES, "eviction": "importance", "read_only": False, "refill": True,
+    "secret": None, "max_batch": 1,
 }  # fmt: skip
 """Options of the constructor that have no use without reuse, and their defaults."""
 
@@ -93,9 +93,6 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
         Generic texts that every document is encoded after, behind the head; ``"generic"`` takes two that come along.
         Closer to full prefill with the models that were measured (``docs/repair-frontier.md``), but then of no document
         more than the first tokens right behind the head is exact, so none is the default.
-    exact_first
-        With ``context_documents``: whether every document is encoded once more, behind the head alone, so that the
-        first one of a prompt is exact. Ingest takes twice the time, and the KV twice the room.
     chunker
         Chooses the chunks' boundaries.
     namespace
@@ -153,7 +150,6 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
         policy: Policy | None = None,
         layout: Layout | None = None,
         context_documents: Sequence[str] | Literal["generic"] = (),
-        exact_first: bool = False,
         chunker: Chunker | None = None,
         namespace: str = "",
         kv_dtype: str = "native",
@@ -201,11 +197,10 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
         self._space = Space("", self._memory)
         self._watch = WeightsWatch(model)
         contexts = context_texts(context_documents)
-        _check_first(exact_first, contexts)
         if reuse == "on":
             maker = SpaceMaker(
                 model, tokenizer, tenant_of(namespace, stores.owner), self.kv_format, self._renderer, self._tokens,
-                chunker or AdaptiveChunker(), contexts, exact_first, stores, self._memory, self._usage,
+                chunker or AdaptiveChunker(), contexts, stores, self._memory, self._usage,
                 self._prefixes, SpareMemory(),
             )  # fmt: skip
             self._spaces = Spaces(self._watch.state, maker.fingerprint, maker.make)
@@ -601,14 +596,6 @@ def _shipped_policy(model: PreTrainedModel, contexts: Sequence[str]) -> Policy:
 def _check_batch(max_batch: int) -> None:
     if not isinstance(max_batch, int) or max_batch < 1:
         raise ValueError(f"max_batch={max_batch!r} is no number of answers; pass 1 or more")
-
-
-def _check_first(exact_first: bool, contexts: Sequence[str]) -> None:
-    if exact_first and not contexts:
-        raise ValueError(
-            "exact_first is for context_documents, such as 'generic'; without them the document right behind the head "
-            "is exact already, so leave it out"
-        )
 
 
 def _check_reuse(reuse: str, options: Mapping[str, object]) -> None:

@@ -7,14 +7,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
 from functools import cache
 
 from kvboost_rag.errors import ModelChangedError
 from kvboost_rag.prefix import PrefixCache
 from kvboost_rag.progress import progress_bar
 from kvboost_rag.registry import Registered, Registry
-from kvboost_rag.spaces import Reuse, Space
+from kvboost_rag.spaces import Space
 from kvboost_rag.store import ChunkStore
 from kvboost_rag.types import Chunk, Document
 
@@ -83,18 +82,18 @@ class Library:
     def _added(self, prepared: Mapping[str, Registered], space: Space) -> Iterator[Registered]:
         """Store KV where it is missing; yield each document, under the lock, once all of its KV is there."""
         missing = []
-        wanted = {chunk.key.prefix for registered in prepared.values() for chunk in registered.keyed}
+        wanted = {chunk.key.prefix for registered in prepared.values() for chunk in registered.chunks}
         for registered in prepared.values():
             # Not under the lock: a server that is slow to say so must not hold up requests.
-            is_there = space.reuse is None or _is_stored(_kept(registered, space.reuse), space.store)
+            is_there = space.reuse is None or _is_stored(registered.chunks, space.store)
             with self._lock:
                 self._check_still(space)
                 if is_there:
                     self._make_way(registered, wanted)
                     yield registered
                 else:
-                    missing.append(registered)
-        entries = space.reuse.encode(missing) if space.reuse else iter(())
+                    missing.append(registered.chunks)
+        entries = space.reuse.encoder.encode(missing) if space.reuse else iter(())
         while True:
             with self._lock:
                 self._check_still(space)
@@ -129,37 +128,31 @@ class Library:
 
     def _drop_kv(self, registered: Registered, wanted: Set[str] = frozenset()) -> None:
         """Delete the chunks that no other document has and nobody wants."""
-        prefixes = [chunk.key.prefix for chunk in registered.keyed]
-        self._delete(registered, {p for p in prefixes if p not in wanted and self._registry.users(p) <= 1})
+        prefixes = [chunk.key.prefix for chunk in registered.chunks]
+        self._delete(registered.chunks, {p for p in prefixes if p not in wanted and self._registry.users(p) <= 1})
 
-    def _delete(self, registered: Registered, gone: Set[str]) -> None:
+    def _delete(self, chunks: Sequence[Chunk], gone: Set[str]) -> None:
         """Delete those chunks of a document that have these prefix keys now, and what they are in other spaces."""
         for space in self._spaces if gone else ():
-            for chunk, own in zip(registered.keyed, space.all_keyed(registered.chunks), strict=True):
+            for chunk, own in zip(chunks, space.keyed(chunks), strict=True):
                 if chunk.key.prefix in gone:
                     space.store.delete(own.key)
 
     def restore(self, document_id: str) -> None:
-        """Encode a document again of whose KV something is missing, if the store wants it.
-
-        Only the canonical KV, or if nothing of that is missing, what is kept of the place right behind the head.
-        """
+        """Encode a document again of whose KV something is missing, if the store wants it."""
         with self._lock:
             space = self._current()
             registered = self._registry.get(document_id)
         if space.reuse is None or registered is None:
             return
-        chunks, encoder = registered.chunks, space.reuse.encoder
-        if _is_stored(chunks, space.store) and space.reuse.exact_first and space.reuse.first is not None:
-            chunks, encoder = registered.first, space.reuse.first
-        missing = [chunk for chunk in chunks if chunk.key.prefix not in space.store]
+        missing = [chunk for chunk in registered.chunks if chunk.key.prefix not in space.store]
         if not missing or not space.store.wants(missing[0].key.prefix):
             return
         with self._lock:
             self._check_still(space)
             if self._registry.get(document_id) is not registered:
                 return
-            for entries in encoder.encode([chunks]):
+            for entries in space.reuse.encoder.encode([registered.chunks]):
                 self._check_still(space)
                 for entry in entries:
                     space.store.put(entry)
@@ -196,7 +189,7 @@ class Library:
     def _pin(self, registered: Registered, space: Space) -> None:
         pinned = self._pinned.setdefault(registered.document.id, {})
         if space not in pinned:
-            pinned[space] = [chunk.key.prefix for chunk in registered.keyed]
+            pinned[space] = [chunk.key.prefix for chunk in registered.chunks]
             space.store.pin(pinned[space])
 
     def unpin(self, document_ids: Iterable[str]) -> None:
@@ -209,7 +202,7 @@ class Library:
     def enter(self, space: Space) -> None:
         """Give all documents the keys of another space, and pin there what is pinned."""
         self._entered = space
-        self._registry.rekey(space.keyed, space.first)
+        self._registry.rekey(space.keyed)
         for registered in self._known(self._pinned):
             self._pin(registered, space)
 
@@ -219,7 +212,7 @@ class Library:
             space.store.unpin(pinned.pop(space, ()))
         space.store.detach()
         for registered in self._registry:
-            for chunk in space.all_keyed(registered.chunks):
+            for chunk in space.keyed(registered.chunks):
                 memory.delete(chunk.key)
 
     def _replaced(self, registered: Registered) -> list[Registered]:
@@ -257,7 +250,7 @@ class Library:
 
         @cache
         def used() -> set[str]:
-            return {chunk.key.prefix for registered in self._registry for chunk in space.all_keyed(registered.chunks)}
+            return {chunk.key.prefix for registered in self._registry for chunk in space.keyed(registered.chunks)}
 
         return lambda prefix: prefix in used()
 
@@ -266,8 +259,8 @@ class Library:
             self._prefixes.forget_documents([registered.document.id for registered in gone])
             for registered in gone:
                 # Adding may have been cut short by a change of the space.
-                now = _prepared_in(self._entered, registered) if self._entered else registered
-                self._delete(now, {chunk.key.prefix for chunk in self._registry.unused(now.keyed)})
+                chunks = self._entered.keyed(registered.chunks) if self._entered else registered.chunks
+                self._delete(chunks, {chunk.key.prefix for chunk in self._registry.unused(chunks)})
         self._drop_earlier_versions(registered.document.id for registered in gone)
 
 
@@ -275,17 +268,7 @@ def _prepared(document: Document, space: Space) -> Registered:
     text = document.text.strip()
     if not text:
         raise ValueError(f"document {document.id!r} is empty; leave it out or give it text")
-    chunks = space.reuse.encoder.chunks(document) if space.reuse else ()
-    return Registered(document, text, chunks, space.first(chunks))
-
-
-def _prepared_in(space: Space, registered: Registered) -> Registered:
-    return replace(registered, chunks=space.keyed(registered.chunks), first=space.first(registered.chunks))
-
-
-def _kept(registered: Registered, reuse: Reuse) -> tuple[Chunk, ...]:
-    """Return what the store has to hold of a document."""
-    return registered.keyed if reuse.exact_first else registered.chunks
+    return Registered(document, text, space.reuse.encoder.chunks(document) if space.reuse else ())
 
 
 def _is_stored(chunks: Sequence[Chunk], store: ChunkStore) -> bool:

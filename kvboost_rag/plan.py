@@ -22,7 +22,6 @@ OTHER_DOCUMENT = "the same tokens, encoded in another document"
 STORED_AS = "stored as {}"
 LAST_TOKEN = "the last token is always computed"
 BEHIND_HEAD = "right behind the head, where its first tokens are computed exactly"
-FIRST_NOT_STORED = f"{BEHIND_HEAD}; its exact KV is not in the store"
 
 _FIRST_TOKENS = 16
 """With these 7 tenths of what an exact document at the first place gives, in the mean (``docs/repair-frontier.md``)."""
@@ -44,15 +43,12 @@ class Planner:
         Prefix key of the head, if the canonical context is longer. The document right behind the head is the one
         whose history differs most from that context, and every other token of the prompt looks at its first tokens:
         they are computed, which makes them exact.
-    exact_first
-        Whether its KV behind the head alone is looked for, too, which is all exact.
     """
 
     store: ChunkStore
     seed: str
     context_key: str
     head_key: str | None = None
-    exact_first: bool = False
 
     def plan(self, pieces: Sequence[Piece], hit: PrefixHit | None) -> Plan:
         """Decide for every token of a prompt.
@@ -88,46 +84,17 @@ class Planner:
         if not piece.chunks:
             yield Span(first, end, SpanKind.COMPUTED, piece.document_id, piece.reason), None
             return
-        history, chunks = chain(self.seed, ids[:start]), piece.chunks
-        same_history, edge = history == self.context_key, min(end, start + _FIRST_TOKENS)
-        if history == self.head_key and (exact := self._stored_behind_head(piece)):
-            chunks, same_history = exact, True
-        elif history == self.head_key and first < edge:
-            reason = FIRST_NOT_STORED if self.exact_first else BEHIND_HEAD
-            yield Span(first, edge, SpanKind.COMPUTED, piece.document_id, reason), None
+        history = chain(self.seed, ids[:start])
+        edge = min(end, start + _FIRST_TOKENS)
+        if history == self.head_key and first < edge:
+            yield Span(first, edge, SpanKind.COMPUTED, piece.document_id, BEHIND_HEAD), None
             first = edge
-        for chunk in chunks:
+        same_history = history == self.context_key
+        for chunk in piece.chunks:
             begin, stop = max(start, first), min(start + len(chunk.token_ids), end)
             if begin < stop:
                 yield self._chunk(chunk, piece.document_id, same_history, begin, stop, begin - start)
             start += len(chunk.token_ids)
-
-    def first_keys(self, pieces: Sequence[Piece]) -> list[str]:
-        """Prefix keys of the exact KV that is wanted of the document right behind the head; none without such a one."""
-        # Text is one piece, so that only the first or the second one can be that document.
-        place = next((i for i, piece in enumerate(pieces[:2]) if piece.chunks), None)
-        if not self.exact_first or place is None:
-            return []
-        before = pieces[0].token_ids[: len(pieces[0].token_ids) * place]
-        is_first = chain(self.seed, before) == self.head_key
-        return [chunk.key.prefix for chunk in self._behind_head(pieces[place])] if is_first else []
-
-    def _behind_head(self, piece: Piece) -> tuple[Chunk, ...]:
-        """Give the chunks that stand in a piece, whole or in part, the keys that they have right behind the head."""
-        chunks, key, start = [], self.head_key or "", 0
-        for chunk in piece.chunks:
-            if start >= len(piece.token_ids):
-                break
-            key = chain(key, chunk.token_ids)
-            chunks.append(replace(chunk, key=replace(chunk.key, prefix=key)))
-            start += len(chunk.token_ids)
-        return tuple(chunks)
-
-    def _stored_behind_head(self, piece: Piece) -> tuple[Chunk, ...]:
-        """Return a piece's chunks by their keys right behind the head; none unless all of them are stored."""
-        chunks = self._behind_head(piece) if self.exact_first else ()
-        is_whole = all(self.store.get(chunk.key.prefix, chunk.token_ids) is not None for chunk in chunks)
-        return chunks if is_whole else ()
 
     def _chunk(
         self, chunk: Chunk, document_id: str | None, same_history: bool, begin: int, stop: int, offset: int
@@ -148,8 +115,7 @@ class Planner:
 
 def missed(spans: Sequence[Span]) -> Iterator[str]:
     """Ids of documents that are known and whose KV is not all stored, some perhaps twice."""
-    reasons = (NOT_STORED, FIRST_NOT_STORED)
-    return (s.document_id for s in spans if s.reason in reasons and s.document_id is not None)
+    return (s.document_id for s in spans if s.reason == NOT_STORED and s.document_id is not None)
 
 
 def _from_prefix(hit: PrefixHit, start: int, end: int, document_id: str | None) -> Iterator[Span]:

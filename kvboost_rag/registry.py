@@ -11,8 +11,6 @@ from kvboost_rag.types import Chunk, Document, Match
 
 __all__ = ["Registered", "Registry"]
 
-_Keyed = Callable[[Sequence[Chunk]], tuple[Chunk, ...]]
-
 
 @dataclass(frozen=True, eq=False)
 class Registered:
@@ -26,19 +24,11 @@ class Registered:
         Its text without white space around it: what is tokenised and looked for.
     chunks
         Its chunks, in order.
-    first
-        The same chunks with the keys of their KV right behind the head, where that is not the canonical KV.
     """
 
     document: Document
     text: str
     chunks: tuple[Chunk, ...]
-    first: tuple[Chunk, ...] = ()
-
-    @property
-    def keyed(self) -> tuple[Chunk, ...]:
-        """Everything that may be stored of it."""
-        return (*self.chunks, *self.first)
 
     @property
     def tokens(self) -> int:
@@ -65,7 +55,7 @@ class Registry:
         self._locator.add(handle, registered.text)
         self._ids[handle] = registered.document.id
         self._handles[registered.document.id] = handle
-        self._users.update(chunk.key.prefix for chunk in registered.keyed)
+        self._users.update(chunk.key.prefix for chunk in registered.chunks)
         self._documents[registered.document.id] = registered
 
     def remove(self, document_id: str) -> Registered | None:
@@ -76,15 +66,14 @@ class Registry:
             handle = self._handles.pop(document_id, -1)
             if self._ids.pop(handle, None) is not None:
                 self._locator.remove(handle)
-            self._users.subtract(chunk.key.prefix for chunk in registered.keyed)
+            self._users.subtract(chunk.key.prefix for chunk in registered.chunks)
         return registered
 
-    def rekey(self, keyed: _Keyed, first: _Keyed) -> None:
-        """Give the chunks of every document other keys; both take and return those of one document."""
+    def rekey(self, keyed: Callable[[Sequence[Chunk]], tuple[Chunk, ...]]) -> None:
+        """Give the chunks of every document other keys; ``keyed`` takes and returns those of one document."""
         for document_id, registered in self._documents.items():
-            chunks = registered.chunks
-            self._documents[document_id] = replace(registered, chunks=keyed(chunks), first=first(chunks))
-        self._users = Counter(chunk.key.prefix for held in self._documents.values() for chunk in held.keyed)
+            self._documents[document_id] = replace(registered, chunks=keyed(registered.chunks))
+        self._users = Counter(chunk.key.prefix for held in self._documents.values() for chunk in held.chunks)
 
     def get(self, document_id: str) -> Registered | None:
         """Return a document by its id."""

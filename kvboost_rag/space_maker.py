@@ -44,8 +44,6 @@ class SpaceMaker:
         What keys depend on.
     renderer, tokens, chunker, contexts
         What the canonical context and the chunks are made by.
-    exact_first
-        Whether documents are encoded behind the head alone, too.
     stores, memory, usage, prefixes
         Where KV is kept; the memory is shared by all spaces.
     spare
@@ -65,7 +63,6 @@ class SpaceMaker:
     tokens: Tokens
     chunker: Chunker
     contexts: Sequence[str]
-    exact_first: bool
     stores: StoreOptions
     memory: MemoryStore
     usage: UsageLedger
@@ -97,30 +94,22 @@ class SpaceMaker:
         context = CanonicalContext.of(fingerprint, context_ids(self.renderer, self.tokens, self.contexts))
         _check_room(runner, len(context.token_ids))
         meter = SensitivityMeter(runner, context_ids(self.renderer, self.tokens, [probe_text(self.contexts)]))
-        encode_after = partial(
-            Encoder, runner, self.tokens, self.chunker, fingerprint=fingerprint, meter=meter, kv_format=self.kv_format
-        )
-        encoder, head = encode_after(context), self._head_alone(fingerprint)
+        encoder = Encoder(runner, self.tokens, self.chunker, context, fingerprint, meter, self.kv_format)
         a = runner.architecture
         # The context's key covers the model too, so that engines with other layouts may share a folder.
         store = self.stores.store(
             self.memory, self.usage, context.key, (a.layers, a.kv_heads, a.head_dim), a.dtype,
             partial(_prefill_rate, runner, context.token_ids),
         )  # fmt: skip
-        planner = Planner(
-            store, prefix_seed(fingerprint), context.key, head.key if head else None, exact_first=self.exact_first
-        )
+        planner = Planner(store, prefix_seed(fingerprint), context.key, self._head_key(fingerprint))
         path = ReusePath(runner, planner, self.prefixes)
-        first = encode_after(head) if head else None
-        return Space(
-            fingerprint, store, Reuse(runner, encoder, planner, path, first, self.exact_first, _head(encoder))
-        )
+        return Space(fingerprint, store, Reuse(runner, encoder, planner, path, _head(encoder)))
 
-    def _head_alone(self, fingerprint: str) -> CanonicalContext | None:
-        """Make the context of the head alone, where documents are encoded after more than that."""
+    def _head_key(self, fingerprint: str) -> str | None:
+        """Prefix key of the head alone, where documents are encoded after more than that."""
         if not self.contexts:
             return None
-        return CanonicalContext.of(fingerprint, context_ids(self.renderer, self.tokens, ()))
+        return CanonicalContext.of(fingerprint, context_ids(self.renderer, self.tokens, ())).key
 
 
 def _check_room(runner: ModelRunner, tokens: int) -> None:

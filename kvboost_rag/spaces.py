@@ -11,9 +11,8 @@ from kvboost_rag.errors import ModelChangedError
 from kvboost_rag.model import ModelRunner, WeightsState
 from kvboost_rag.plan import Planner
 from kvboost_rag.prefix import Prefix
-from kvboost_rag.registry import Registered
 from kvboost_rag.store import ChunkStore
-from kvboost_rag.types import Chunk, ChunkKV
+from kvboost_rag.types import Chunk
 
 __all__ = ["Reuse", "Space", "Spaces"]
 
@@ -28,10 +27,6 @@ class Reuse:
     ----------
     runner, encoder, planner, path
         The stages.
-    first
-        Encodes documents behind the head alone, where the encoder's context is longer; None where it is not.
-    exact_first
-        Whether documents are encoded in both ways.
     head
         KV of the canonical context, for every prompt; None if that has no tokens.
     """
@@ -40,18 +35,7 @@ class Reuse:
     encoder: Encoder
     planner: Planner
     path: ReusePath
-    first: Encoder | None
-    exact_first: bool
     head: Prefix | None
-
-    def encode(self, documents: Sequence[Registered]) -> Iterator[list[ChunkKV]]:
-        """Compute all KV of documents that is to be stored, one document after the other, as :class:`Encoder` does."""
-        canonical = self.encoder.encode([registered.chunks for registered in documents])
-        if not self.exact_first or self.first is None:
-            return canonical
-        # Documents of the same lengths come in the same order.
-        first = self.first.encode([registered.first for registered in documents])
-        return (own + behind_head for own, behind_head in zip(canonical, first, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,14 +59,6 @@ class Space:
     def keyed(self, chunks: Sequence[Chunk]) -> tuple[Chunk, ...]:
         """Give all chunks of a document the keys that they have in this space."""
         return self.reuse.encoder.keyed(chunks) if self.reuse else tuple(chunks)
-
-    def first(self, chunks: Sequence[Chunk]) -> tuple[Chunk, ...]:
-        """Give them the keys of the KV right behind the head; none where that is the canonical KV, or nothing is."""
-        return self.reuse.first.keyed(chunks) if self.reuse and self.reuse.first else ()
-
-    def all_keyed(self, chunks: Sequence[Chunk]) -> tuple[Chunk, ...]:
-        """Everything that may be stored of a document, as it is called in this space."""
-        return (*self.keyed(chunks), *self.first(chunks))
 
 
 class Spaces:

@@ -473,18 +473,3 @@ def test_a_look_at_the_weights_reads_few_of_them():
     assert not any(".y." in name for name in held)
     assert len(state.samples) <= 256 * len(state.weights)
     assert watch.state() == state
-
-
-def test_kv_right_behind_the_head_comes_and_goes_with_each_state_too():
-    model = adapted("x", "y")
-    with make_engine(model, context_documents=["Another text."], exact_first=True) as engine:
-        engine.add_documents(DOCUMENTS)
-        chunks = engine.stats.chunks
-        model.set_adapter("y")
-        engine.add_documents(DOCUMENTS)
-        assert engine.stats.chunks == 2 * chunks
-        assert distance_to_full(engine) < 1e-3
-        model.set_adapter("x")
-        assert distance_to_full(engine) < 1e-3
-        engine.remove_documents(TEXTS)
-        assert engine.stats.chunks == 0

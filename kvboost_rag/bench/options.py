@@ -64,8 +64,6 @@ class BenchOptions:
     context_documents
         Text file whose paragraphs (between blank lines) every document is encoded after; ``generic`` takes the texts
         that comes along.
-    exact_first
-        Whether every document is encoded behind the head alone, too, so that a prompt's first one is exact.
     threads
         Of torch; None leaves them alone.
     seed
@@ -99,7 +97,6 @@ class BenchOptions:
     instruction: str | None = None
     repeats: int = 1
     context_documents: Path | None = None
-    exact_first: bool = False
     threads: int | None = None
     seed: int = 0
     dtype: str | None = None
@@ -126,8 +123,6 @@ class BenchOptions:
         _check_file("data", self.data)
         if self.context_documents not in (None, _GENERIC):
             _check_file("context_documents", self.context_documents)
-        if self.exact_first and self.context_documents is None:
-            raise ValueError("exact_first is for context_documents; without them the first document is exact already")
         if self.policy is not None:
             _check_file("policy", self.policy)
         if not self.output.parent.is_dir():
@@ -216,7 +211,6 @@ def _arguments() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "--instruction", {"help": "text after the documents, with {question} (default: the layout's)"}
     yield "--repeats", {"type": int, "default": 1, "help": "TTFT measurements; the median counts (default 1)"}
     yield "--context-documents", {"type": Path, "help": "text file to encode documents after, or generic"}
-    yield "--exact-first", {"action": "store_true", "help": "encode documents behind the head alone, too"}
     yield "--policy", {"type": Path, "help": "what auto chooses from (default: what comes along)"}
     yield "--kv-dtype", {"choices": KV_DTYPES, "default": "native", "help": "of the stored KV (default native)"}
     yield "--sink-tokens", {"type": int, "help": f"first tokens of a document that stay native (default {SINK_TOKENS})"}

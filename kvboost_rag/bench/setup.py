@@ -42,7 +42,6 @@ def build_engine(options: BenchOptions) -> KVBoostEngine:
         device=options.device,
         layout=options.prompt_layout,
         context_documents=options.context_texts,
-        exact_first=options.exact_first,
         policy=options.loaded_policy,
         kv_dtype=options.kv_dtype,
         sink_tokens=options.sink_tokens,
