@@ -13,7 +13,7 @@ from kvboost_rag.prompt import Renderer
 from kvboost_rag.tokens import Tokens
 from kvboost_rag.types import TokenIds
 
-__all__ = ["context_ids", "context_texts", "probe_text"]
+__all__ = ["context_ids", "context_texts", "other_context_ids"]
 
 logger = logging.getLogger("kvboost_rag")
 
@@ -33,11 +33,6 @@ def context_texts(texts: Sequence[str] | Literal["generic"]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def probe_text(contexts: Sequence[str]) -> str:
-    """Choose the other context of the sensitivity measurement: after the same text as before, nothing would change."""
-    return PROBE_TEXT if PROBE_TEXT not in contexts else CONTEXT_TEXTS[0]
-
-
 def context_ids(renderer: Renderer, tokens: Tokens, contexts: Sequence[str]) -> TokenIds:
     """Compose head and contexts as they stand in a prompt, ``[tokens]`` int64."""
     try:
@@ -51,3 +46,18 @@ def context_ids(renderer: Renderer, tokens: Tokens, contexts: Sequence[str]) -> 
     for text in contexts:
         ids += [tokens.document(text.strip()), tokens.template(renderer.separator, goes_on=True)]
     return np.concatenate(ids) if ids else np.empty(0, dtype=np.int64)
+
+
+def other_context_ids(renderer: Renderer, tokens: Tokens, contexts: Sequence[str]) -> TokenIds:
+    """Compose the other context of the sensitivity measurement, ``[tokens]`` int64, at least one.
+
+    It differs from the canonical context as much as it can: the head alone where documents are encoded behind texts,
+    the head and a text where they are not. From one text to another, little changes that tells the tokens apart.
+    """
+    head = context_ids(renderer, tokens, ())
+    return head if contexts and len(head) else context_ids(renderer, tokens, [_probe(contexts)])
+
+
+def _probe(contexts: Sequence[str]) -> str:
+    """After the same text as before, nothing would change."""
+    return PROBE_TEXT if PROBE_TEXT not in contexts else CONTEXT_TEXTS[0]

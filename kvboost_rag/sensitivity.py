@@ -2,7 +2,8 @@
 
 A token whose KV changes with the context is worth recomputing in a prompt, where the context is yet another one. This
 is measured once, at index time, and costs nothing at request time, unlike the deviation that CacheBlend probes with
-every request: the document runs through the lowest layers once more behind another text, and the values are compared.
+every request: the document runs through the lowest layers once more behind another context, and the values are
+compared.
 """
 
 from __future__ import annotations

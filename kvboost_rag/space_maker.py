@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvboost_rag.answering import ReusePath
 from kvboost_rag.chunking import Chunker
-from kvboost_rag.contexts import context_ids, probe_text
+from kvboost_rag.contexts import context_ids, other_context_ids
 from kvboost_rag.encode import CanonicalContext, Encoder
 from kvboost_rag.errors import ContextWindowError
 from kvboost_rag.keys import prefix_seed
@@ -93,7 +93,7 @@ class SpaceMaker:
             runner = check_support(self.model, self.spare)
         context = CanonicalContext.of(fingerprint, context_ids(self.renderer, self.tokens, self.contexts))
         _check_room(runner, len(context.token_ids))
-        meter = SensitivityMeter(runner, context_ids(self.renderer, self.tokens, [probe_text(self.contexts)]))
+        meter = SensitivityMeter(runner, other_context_ids(self.renderer, self.tokens, self.contexts))
         encoder = Encoder(runner, self.tokens, self.chunker, context, fingerprint, meter, self.kv_format)
         a = runner.architecture
         # The context's key covers the model too, so that engines with other layouts may share a folder.

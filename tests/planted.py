@@ -266,6 +266,13 @@ FAULTS = [
         ("space_maker.py", "        if not self.contexts:\n            return None\n", ""),
         ("space_maker.py", "self._head_key(fingerprint))", "context.key)"),
     ),
+    *_all(
+        "test_sensitivity.py",
+        ("contexts.py", "return head if contexts and len(head) else", "return head if len(head) else"),
+        ("contexts.py", "return head if contexts and len(head) else", "return head if contexts else"),
+        ("contexts.py", "return head if contexts and len(head) else", "return"),
+        ("contexts.py", "PROBE_TEXT if PROBE_TEXT not in contexts else CONTEXT_TEXTS[0]", "PROBE_TEXT"),
+    ),
     # Earlier prompts, and documents that change.
     *_all(
         "test_engine.py -k 'inside_a_chunk'",

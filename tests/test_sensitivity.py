@@ -12,6 +12,7 @@ from kvboost_rag.chunking import AdaptiveChunker
 from kvboost_rag.contexts import context_ids
 from kvboost_rag.generic_texts import PROBE_TEXT
 from kvboost_rag.model import ModelRunner
+from kvboost_rag.prompt import Layout
 from kvboost_rag.sensitivity import SensitivityMeter
 from kvboost_rag.types import Placement, Plan
 
@@ -57,14 +58,17 @@ def stored(engine: KVBoostEngine, document_id: str) -> torch.Tensor:
     return torch.cat([engine._store.get(c.key.prefix, c.token_ids).sensitivity for c in chunks])
 
 
-def test_it_is_kept_with_the_chunks_in_both_tiers(tmp_path):
+@pytest.mark.parametrize(("contexts", "others"), [([], [PROBE_TEXT]), (["Another text stands here."], [])])
+def test_it_is_kept_with_the_chunks_in_both_tiers(tmp_path, contexts, others):
     model, tokenizer = tiny_model("llama"), tiny_tokenizer()
     documents = [Document(str(i), text) for i, text in enumerate(TEXTS)]
     for _ in range(2):
-        with KVBoostEngine(model, tokenizer, cache_dir=tmp_path, chunker=AdaptiveChunker(target=16)) as engine:
+        with KVBoostEngine(
+            model, tokenizer, cache_dir=tmp_path, chunker=AdaptiveChunker(target=16), context_documents=contexts
+        ) as engine:
             engine.add_documents(documents)
             one = engine._encoder.context.token_ids.tolist()
-            other = context_ids(engine._renderer, engine._tokens, [PROBE_TEXT]).tolist()
+            other = context_ids(engine._renderer, engine._tokens, others).tolist()
             for document in documents:
                 own = engine._tokens.document(document.text).tolist()
                 here, there = (encoded_values(engine._runner, c, own)[1:3] for c in (one, other))
@@ -84,7 +88,10 @@ def test_it_reaches_the_plan_at_the_placed_tokens_places():
         assert torch.equal(plan.sensitivity, expected)
 
 
-def test_the_probe_text_as_the_context_is_probed_with_another_one():
-    with KVBoostEngine(tiny_model("llama"), tiny_tokenizer(), context_documents=[PROBE_TEXT]) as engine:
+@pytest.mark.parametrize("text", [PROBE_TEXT, "Another text stands here."])
+def test_without_a_head_the_other_context_is_a_text_that_is_no_context(text):
+    layout = Layout(chat=False, lead_in="")
+    with KVBoostEngine(tiny_model("llama"), tiny_tokenizer(), context_documents=[text], layout=layout) as engine:
+        assert not engine._renderer.head
         engine.add_documents([Document("1", TEXTS[1])])
         assert stored(engine, "1").min() > 0
