@@ -273,6 +273,13 @@ FAULTS = [
         ("contexts.py", "return head if contexts and len(head) else", "return"),
         ("contexts.py", "PROBE_TEXT if PROBE_TEXT not in contexts else CONTEXT_TEXTS[0]", "PROBE_TEXT"),
     ),
+    *_all(
+        "test_server_documents.py",
+        ("server/writes.py", "lambda: document_id not in self._taken", "lambda: True"),
+        ("server/writes.py", "lambda: document_id not in self._taken", "lambda: not self._taken"),
+        ("server/writes.py", "is_free = document_id not in since.ids", "is_free = True"),
+        ("server/writes.py", "                self._taken.discard(document_id)\n", ""),
+    ),
     # Earlier prompts, and documents that change.
     *_all(
         "test_engine.py -k 'inside_a_chunk'",

@@ -116,6 +116,22 @@ def test_who_leaves_brings_no_more_documents(live, client):
     engine.remove_documents(new)
 
 
+def test_nobody_waits_for_a_document_of_others_that_is_being_written(live, client):
+    """A forward of a long document takes many seconds, and requests come to the event loop."""
+    writes = live.service.tenants[""].writes
+    with ThreadPoolExecutor(1) as pool, writes.writing("heron"):
+        assert client.get("/health", timeout=20).status_code == 200
+        asked = ASKED | {"documents": ["zebra", {"id": "crane", "text": "A crane dances."}]}
+        assert client.post(CHAT, json=asked, timeout=20).status_code == 200
+        assert "crane" in known(client)
+        client.delete("/v1/documents/crane", timeout=20).raise_for_status()
+        same = pool.submit(client.post, "/v1/documents", json=BROUGHT["documents"][0])
+        assert client.get("/health", timeout=20).status_code == 200
+        assert not same.done() and "heron" not in known(client)
+    assert same.result(20).status_code == 200
+    client.delete("/v1/documents/heron").raise_for_status()
+
+
 def keep(*arguments) -> None:
     for _ in keep_documents(*arguments):
         pass
