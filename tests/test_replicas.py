@@ -22,16 +22,18 @@ pytest.importorskip("fastapi", reason="replicas need the server: pip install 'kv
 
 import uvicorn  # noqa: E402
 from live_server import DOCUMENTS, KEYS, OPERATOR, OPTIONS, RED, eventually, own_engine  # noqa: E402
+from local_replicas import local_front  # noqa: E402
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 from ray import serve  # noqa: E402
 from ray.exceptions import RayActorError  # noqa: E402
 from ray.serve.exceptions import BackPressureError  # noqa: E402
 from tiny import tiny_model, tiny_tokenizer  # noqa: E402
 
-from kvboost_rag import RedisTier  # noqa: E402
+from kvboost_rag import Document, RedisTier  # noqa: E402
 from kvboost_rag.affinity import rank_replicas  # noqa: E402
 from kvboost_rag.replicas import ReplicaOptions, create_front, handing, start_replicas, stop_replicas  # noqa: E402
 from kvboost_rag.replicas.handing import Task, _Followed  # noqa: E402
+from kvboost_rag.replicas.replica import _keep  # noqa: E402
 from kvboost_rag.replicas.serving import FrontServer, check_room  # noqa: E402
 from kvboost_rag.replicas.starting import are_running  # noqa: E402
 from kvboost_rag.server import Limits  # noqa: E402
@@ -59,10 +61,16 @@ def store():
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory, store):
+def folder(tmp_path_factory):
+    """Where a model is saved."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     tiny_model("llama").save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def options(folder, store):
     engine = OPTIONS | {"store": store and RedisTier(store, prefill_rate=1.0)}
     limits = Limits(max_concurrent=4, max_queue=4)
     return ReplicaOptions(str(folder), "tiny", KEYS, limits, engine, {"num_cpus": 0.1})
@@ -438,3 +446,76 @@ def test_answers_go_on_while_replicas_come_and_go(client, options):
         finally:
             stop.set()
         assert set(asking.result(120)) == {expected}
+
+
+# What passes between the front and its replicas, at a moment of the test's choice: all in this process, without Ray.
+
+
+async def asked(client, documents, **fields):
+    body = {"model": "tiny", "messages": QUESTION, "documents": documents, "max_tokens": 2, "temperature": 0}
+    return await client.post("/v1/chat/completions", json=body | fields)
+
+
+async def texts(local, client, name):
+    """A document's text at the front, then at each replica; None where it is not known."""
+    told = await client.get(f"/v1/documents/{name}")
+    held = [local.engine(replica).get_document(name) for replica in local.replicas]
+    return [told.json().get("text"), *(document and document.text for document in held)]
+
+
+@pytest.mark.parametrize("moment", ["on_the_way", "begun"])
+async def test_what_was_posted_or_deleted_since_a_chat_came_counts_more_than_what_it_brought(
+    folder, monkeypatch, moment
+):
+    local, client = local_front(folder, monkeypatch)
+    older, newer = ({"id": "x", "text": f"It is the {age} one."} for age in ("older", "newer"))
+
+    async def post():
+        (await client.post("/v1/documents", json=newer)).raise_for_status()
+
+    async def delete():
+        await client.delete("/v1/documents/x")
+
+    setattr(local, moment, post)
+    assert (await asked(client, [older])).status_code == 200
+    assert await texts(local, client, "x") == [newer["text"], newer["text"], None]
+    await delete()
+    setattr(local, moment, delete)
+    assert (await asked(client, [older])).status_code == 200
+    assert await texts(local, client, "x") == [None, None, None]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_document_that_was_deleted_while_a_chat_was_on_its_way_is_left_nowhere(folder, monkeypatch, stream):
+    local, client = local_front(folder, monkeypatch)
+    (await client.post("/v1/documents", json={"id": "x", "text": "It is deleted soon."})).raise_for_status()
+
+    async def delete():
+        assert (await client.delete("/v1/documents/x")).json()["deleted"]
+
+    local.chosen, local.on_the_way = "two", delete
+    assert (await asked(client, ["x"], stream=stream)).status_code == 200
+    assert await texts(local, client, "x") == [None, None, None]
+
+
+async def test_a_document_that_a_replica_failed_to_forget_can_still_be_deleted(folder, monkeypatch):
+    local, client = local_front(folder, monkeypatch)
+    (await client.post("/v1/documents", json={"id": "x", "text": "It stays."})).raise_for_status()
+    with monkeypatch.context() as patch:
+        patch.setattr(local.engine("one"), "remove_documents", lambda ids: 1 / 0)
+        assert (await client.delete("/v1/documents/x")).status_code == 500
+    assert await texts(local, client, "x") == ["It stays.", "It stays.", None]
+    assert (await client.delete("/v1/documents/x")).json()["deleted"]
+
+
+async def test_a_replica_notes_what_the_front_deletes_and_takes_what_it_is_told_only_if_nothing_is_newer(
+    folder, monkeypatch
+):
+    local, _ = local_front(folder, monkeypatch)
+    tenant = local.replicas["one"]._service.tenants["red"]
+    since = tenant.writes.since()
+    for expected in (False, True):
+        assert await local.replicas["one"].forget("red", "x") is expected
+        tenant.engine.add_documents([Document("x", "It was written since.")])
+    _keep(tenant, [{"id": name, "text": "It was told."} for name in "xy"], since)
+    assert [tenant.engine.get_document(name).text for name in "xy"] == ["It was written since.", "It was told."]

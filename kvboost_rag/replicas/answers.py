@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from kvboost_rag.replicas.handing import Task, asked_of
+from kvboost_rag.replicas.handing import Task, ask_all, asked_of
 from kvboost_rag.replicas.service import Front, FrontService, Namespace
+from kvboost_rag.server.errors import ApiError
 from kvboost_rag.server.schemas import AskedFields, ChatRequest, CompletionRequest, NewDocument
+from kvboost_rag.server.writes import Since
 
 __all__ = ["router"]
+
+logger = logging.getLogger("kvboost_rag.replicas")
 
 router = APIRouter()
 
@@ -27,6 +34,7 @@ async def completions(body: CompletionRequest, request: Request, front: Front, n
 
 
 async def _answer(body: AskedFields, request: Request, front: FrontService, namespace: str) -> Response:
+    since = front.catalogue.since(namespace)
     given = body.documents or []
     known = [front.catalogue.found(namespace, d, status=400) for d in given if isinstance(d, str)]
     brought = [d for d in given if isinstance(d, NewDocument)]
@@ -35,8 +43,21 @@ async def _answer(body: AskedFields, request: Request, front: FrontService, name
     front.catalogue.check_room(namespace, [d.id for d in new])
     sizes = {d.id: float(len(d.text)) for d in (*known, *brought)}
     task = Task(await asked_of(request), namespace, [d.model_dump() for d in known], sizes)
-    response = await front.hand_over(request, task)
-    if response.status_code == 200:
-        for document in new:
-            front.catalogue.add(namespace, document)
-    return response
+    try:
+        response = await front.hand_over(request, task)
+        if response.status_code == 200:
+            for document in new:
+                front.catalogue.keep(namespace, document, since)
+        return response
+    finally:
+        await _forget_again(front, namespace, sizes, since)
+
+
+async def _forget_again(front: FrontService, namespace: str, document_ids: Iterable[str], since: Since) -> None:
+    """Forget what was deleted while a request was on its way: its replica may have been told it after that."""
+    for document_id in front.catalogue.removed(namespace, document_ids, since):
+        try:
+            await ask_all(front.handle, "forget", namespace, document_id)
+        except ApiError:
+            # The answer is there, and is not worse for it.
+            logger.exception("a deleted document may be left at a replica")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from kvboost_rag.server.errors import ApiError
 from kvboost_rag.server.schemas import NewDocument
+from kvboost_rag.server.writes import Since, Writes
 
 __all__ = ["Catalogue"]
 
 
 class Catalogue:
-    """Holds documents by namespace and id.
+    """Holds documents by namespace and id; used in one event loop.
 
     Parameters
     ----------
@@ -24,18 +26,36 @@ class Catalogue:
     def __init__(self, max_documents: int) -> None:
         self._max_documents = max_documents
         self._known: dict[str, dict[str, NewDocument]] = {}
+        self._writes: defaultdict[str, Writes] = defaultdict(Writes)
 
     def of(self, namespace: str) -> Mapping[str, NewDocument]:
         """Return a namespace's documents by id, in the order of adding."""
         return self._known.get(namespace, {})
 
     def add(self, namespace: str, document: NewDocument) -> None:
-        """Take a document, or its new version."""
-        self._known.setdefault(namespace, {})[document.id] = document
+        """Take a document that was posted, or its new version."""
+        with self._writes[namespace].writing(document.id):
+            self._known.setdefault(namespace, {})[document.id] = document
 
-    def remove(self, namespace: str, document_id: str) -> None:
-        """Forget a document, if it is there."""
-        self._known.get(namespace, {}).pop(document_id, None)
+    def remove(self, namespace: str, document_id: str) -> NewDocument | None:
+        """Forget a document and return it, if it is there."""
+        with self._writes[namespace].writing(document_id):
+            return self._known.get(namespace, {}).pop(document_id, None)
+
+    def since(self, namespace: str) -> Since:
+        """Begin to note which documents are added and removed."""
+        return self._writes[namespace].since()
+
+    def keep(self, namespace: str, document: NewDocument, since: Since) -> None:
+        """Take a document that a request brought, unless its id is known or was added or removed since it came."""
+        with self._writes[namespace].unless_written(document.id, since) as is_free:
+            if is_free:
+                self._known.setdefault(namespace, {}).setdefault(document.id, document)
+
+    def removed(self, namespace: str, document_ids: Iterable[str], since: Since) -> list[str]:
+        """Return those of some documents that were removed since a request came, and not added again."""
+        known = self.of(namespace)
+        return [name for name in document_ids if name in since.ids and name not in known]
 
     def check_room(self, namespace: str, document_ids: Iterable[str]) -> None:
         """Refuse more documents than a namespace may have."""

@@ -72,9 +72,16 @@ async def get_document(document_id: str, front: Front, namespace: Namespace) -> 
 @router.delete("/v1/documents/{document_id:path}")
 async def delete_document(document_id: str, front: Front, namespace: Namespace) -> dict[str, Any]:
     """Forget a document and its KV, on every replica, also one that the front does not know."""
-    # If a replica fails to forget it, the document is still there to be deleted.
-    was_known = await ask_all(front.handle, "forget", namespace, document_id)
-    if not any(was_known):
+    # Before the replicas forget it, so that from here on none is told it anew.
+    removed = front.catalogue.remove(namespace, document_id)
+    since = front.catalogue.since(namespace)
+    try:
+        was_known = await ask_all(front.handle, "forget", namespace, document_id)
+    except BaseException:
+        # If a replica fails to forget it, the document is still there to be deleted.
+        if removed is not None:
+            front.catalogue.keep(namespace, removed, since)
+        raise
+    if removed is None and not any(was_known):
         front.catalogue.found(namespace, document_id)
-    front.catalogue.remove(namespace, document_id)
     return {"id": document_id, "object": "document", "deleted": True}

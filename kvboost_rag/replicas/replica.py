@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -13,6 +13,8 @@ from kvboost_rag.loading import load_model
 from kvboost_rag.replicas.carrying import Asked, Begun, answered
 from kvboost_rag.replicas.options import ReplicaOptions
 from kvboost_rag.server import Engines, Service, create_app
+from kvboost_rag.server.service import Tenant
+from kvboost_rag.server.writes import Since
 from kvboost_rag.types import Document
 
 __all__ = ["Replica"]
@@ -51,7 +53,8 @@ class Replica:
             For the router alone.
         """
         if known:
-            await to_thread.run_sync(self._add, namespace, known)
+            tenant = self._service.tenants[namespace]
+            await to_thread.run_sync(_keep, tenant, known, tenant.writes.since())
         items = answered(self._app, asked)
         try:
             async for item in items:
@@ -61,21 +64,18 @@ class Replica:
         finally:
             await items.aclose()
 
-    def _add(self, namespace: str, known: Sequence[Mapping[str, Any]]) -> None:
-        engine = self._engines[namespace]
-        documents = [Document(**fields) for fields in known]
-        engine.add_documents([d for d in documents if engine.get_document(d.id) != d])
-
     async def forget(self, namespace: str, document_id: str) -> bool:
         """Forget a document and its KV; return whether it was known here."""
         return await to_thread.run_sync(self._forget, namespace, document_id)
 
     def _forget(self, namespace: str, document_id: str) -> bool:
-        try:
-            self._engines[namespace].remove_documents([document_id])
-        except KeyError:
-            return False
-        return True
+        tenant = self._service.tenants[namespace]
+        with tenant.writes.writing(document_id):
+            try:
+                tenant.engine.remove_documents([document_id])
+            except KeyError:
+                return False
+            return True
 
     async def figures(self) -> tuple[str, str]:
         """Return this replica's name, and its figures for Prometheus."""
@@ -85,6 +85,14 @@ class Replica:
         """Release the KV; Ray Serve calls this before it ends the process."""
         if hasattr(self, "_engines"):
             self._engines.close()
+
+
+def _keep(tenant: Tenant, known: Iterable[Mapping[str, Any]], since: Since) -> None:
+    """Add documents that came with a request, but for those that were written or deleted since."""
+    for document in [Document(**fields) for fields in known]:
+        with tenant.writes.unless_written(document.id, since) as is_free:
+            if is_free and tenant.engine.get_document(document.id) != document:
+                tenant.engine.add_documents([document])
 
 
 def _device() -> str | None:
