@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from types import SimpleNamespace
 
 import httpx
@@ -26,10 +27,10 @@ class LocalReplicas:
         Awaited before it gets a request, and when its response has begun; once, because it may ask something itself.
     """
 
-    def __init__(self, options, monkeypatch, names=("one", "two")):
+    def __init__(self, options, monkeypatch, heap, names=("one", "two")):
         monkeypatch.setattr(replica, "_device", lambda: None)
         # It lasts for the process, which is that of all tests.
-        monkeypatch.setattr(replica, "share_one_heap", lambda: True, raising=False)
+        monkeypatch.setattr(replica, "share_one_heap", heap)
         self.replicas = {name: self._made(name, options, monkeypatch) for name in names}
         self.chosen = names[0]
         self.on_the_way = self.begun = None
@@ -46,10 +47,11 @@ class LocalReplicas:
     async def _answer(self, *given, **named):
         chosen = self.replicas[self.chosen]
         await self._once("on_the_way")
-        async for item in chosen.answer(*given, **named):
-            if isinstance(item, dict):
-                await self._once("begun")
-            yield item
+        async with aclosing(chosen.answer(*given, **named)) as items:
+            async for item in items:
+                if isinstance(item, dict):
+                    await self._once("begun")
+                yield item
 
     async def _once(self, moment):
         wanted = getattr(self, moment)
@@ -79,10 +81,10 @@ class Answer:
         self._closing = asyncio.ensure_future(self._items.aclose())
 
 
-def local_front(folder, monkeypatch, limits=None, **engine):
+def local_front(folder, monkeypatch, limits=None, heap=lambda: True, **engine):
     """Make two replicas of a saved model, their front, and a client of it that is used in one event loop."""
     options = ReplicaOptions(str(folder), "tiny", KEYS, limits or Limits(max_concurrent=4), OPTIONS | engine)
-    local = LocalReplicas(options, monkeypatch)
+    local = LocalReplicas(options, monkeypatch, heap)
     transport = httpx.ASGITransport(create_front(local, options))
     headers = {"Authorization": f"Bearer {RED}"}
     return local, httpx.AsyncClient(transport=transport, base_url="http://front", headers=headers, timeout=60)

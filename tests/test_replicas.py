@@ -32,6 +32,7 @@ from tiny import tiny_model, tiny_tokenizer  # noqa: E402
 from kvboost_rag import Document, RedisTier  # noqa: E402
 from kvboost_rag.affinity import rank_replicas  # noqa: E402
 from kvboost_rag.replicas import ReplicaOptions, create_front, handing, start_replicas, stop_replicas  # noqa: E402
+from kvboost_rag.replicas import replica as replica_module  # noqa: E402
 from kvboost_rag.replicas.handing import Task, _Followed  # noqa: E402
 from kvboost_rag.replicas.replica import _keep  # noqa: E402
 from kvboost_rag.replicas.serving import FrontServer, check_room  # noqa: E402
@@ -517,5 +518,102 @@ async def test_a_replica_notes_what_the_front_deletes_and_takes_what_it_is_told_
     for expected in (False, True):
         assert await local.replicas["one"].forget("red", "x") is expected
         tenant.engine.add_documents([Document("x", "It was written since.")])
-    _keep(tenant, [{"id": name, "text": "It was told."} for name in "xy"], since)
+    assert len(list(_keep(tenant, [Document(name, "It was told.") for name in "xy"], since))) == 2
     assert [tenant.engine.get_document(name).text for name in "xy"] == ["It was written since.", "It was told."]
+
+
+@pytest.mark.parametrize("trusted_only", [True, False])
+async def test_a_replica_that_has_not_seen_a_document_is_told_all_of_it_where_a_text_of_it_is_brought(
+    folder, monkeypatch, trusted_only
+):
+    local, client = local_front(folder, monkeypatch, trusted_only=trusted_only)
+    whole = {"id": "x", "text": "It is whole. An extract is not."}
+    (await client.post("/v1/documents", json=whole)).raise_for_status()
+    local.chosen = "two"
+    # A text of the document that is not its own is refused where nothing else is trusted.
+    extract = await asked(client, [whole | {"text": "An extract is not."}])
+    assert extract.status_code == (403 if trusted_only else 200)
+    assert await texts(local, client, "x") == [whole["text"]] * 3
+    assert (await asked(client, [whole, "x"])).status_code == 200
+
+
+async def test_what_the_front_refuses_costs_no_replica_anything_and_has_the_servers_own_words(folder, monkeypatch):
+    limits = Limits(max_documents=2)
+    local, client = local_front(folder, monkeypatch, limits)
+    given = [{"id": name, "text": f"It is {name}."} for name in "xyz"]
+    (await client.post("/v1/documents", json={"documents": given})).raise_for_status()
+    local.chosen = "two"
+    refused = [await asked(client, ["x", "y", "z"]), await asked(client, ["x"], model="other")]
+    assert [response.status_code for response in refused] == [400, 404]
+    assert local.engine("two").documents == []
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(local.replicas["one"]._app), base_url="http://one", headers=client.headers
+    ) as single:
+        own = [await asked(single, ["x", "y", "z"]), await asked(single, ["x"], model="other")]
+    assert [response.json() for response in refused] == [response.json() for response in own]
+
+
+async def test_told_documents_are_encoded_at_a_place_one_by_one_and_no_more_when_nobody_waits(folder, monkeypatch):
+    local, _ = local_front(folder, monkeypatch)
+    replica, loop = local.replicas["one"], asyncio.get_running_loop()
+    known = [{"id": name, "text": f"It is {name}."} for name in "xyz"]
+    engine, places = local.engine("one"), []
+    add = engine.add_documents
+
+    async def leave():
+        telling.cancel()
+        # The thread is told to stop while it is in here.
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    def added(documents):
+        places.append((replica._service.admission.active, len(documents)))
+        add(documents)
+        if len(places) == 2:
+            asyncio.run_coroutine_threadsafe(leave(), loop).result(30)
+
+    monkeypatch.setattr(engine, "add_documents", added)
+    telling = asyncio.ensure_future(anext(replica.answer({}, "red", known, {})))
+    with pytest.raises(asyncio.CancelledError):
+        await telling
+    assert places == [(1, 1)] * 2
+    assert [document.id for document in engine.documents] == ["x", "y"]
+    assert replica._service.admission.active == 0
+
+
+async def test_the_front_is_asked_for_its_health_as_the_server_is(folder, monkeypatch):
+    _, client = local_front(folder, monkeypatch)
+    assert [(await client.request(method, "/health")).status_code for method in ("GET", "HEAD")] == [200, 200]
+
+
+async def test_where_one_document_of_several_fails_the_others_do_not_go_on(folder, monkeypatch):
+    local, client = local_front(folder, monkeypatch)
+    ended = []
+
+    async def answer(asked, *_, sizes):
+        if "bad" in sizes:
+            raise ApiError(503, "a replica was lost", "replica_lost")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.extend(sizes)
+        yield
+
+    monkeypatch.setattr(local, "_answer", answer)
+    given = [{"id": name, "text": f"It is {name}."} for name in ("x", "y", "bad", "later")]
+    response = await client.post("/v1/documents", json={"documents": given})
+    assert response.json()["error"]["code"] == "replica_lost"
+    assert {"x", "y"} <= set(ended)
+
+
+def test_the_threads_of_a_replica_share_one_heap_from_before_the_model_is_loaded(folder, monkeypatch):
+    steps = []
+    load = replica_module.load_model
+
+    def loaded(*given, **named):
+        steps.append("load")
+        return load(*given, **named)
+
+    monkeypatch.setattr(replica_module, "load_model", loaded)
+    local_front(folder, monkeypatch, heap=lambda: steps.append("heap"))
+    assert steps == ["heap", "load"] * 2

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from kvboost_rag.replicas.handing import Task, ask_all, asked_of
 from kvboost_rag.replicas.service import Front, FrontService, Namespace
+from kvboost_rag.server.documents import check_count
 from kvboost_rag.server.errors import ApiError
 from kvboost_rag.server.schemas import AskedFields, ChatRequest, CompletionRequest, NewDocument
+from kvboost_rag.server.service import check_model
 from kvboost_rag.server.writes import Since
 
 __all__ = ["router"]
@@ -34,15 +36,17 @@ async def completions(body: CompletionRequest, request: Request, front: Front, n
 
 
 async def _answer(body: AskedFields, request: Request, front: FrontService, namespace: str) -> Response:
-    since = front.catalogue.since(namespace)
+    # No replica computes anything for a request that is refused for these.
+    check_model(body.model, front.options.name)
     given = body.documents or []
-    known = [front.catalogue.found(namespace, d, status=400) for d in given if isinstance(d, str)]
+    check_count(given, front.options.limits)
+    since = front.catalogue.since(namespace)
     brought = [d for d in given if isinstance(d, NewDocument)]
-    registers = body.register_documents and not front.options.engine.get("trusted_only")
-    new = [d for d in brought if registers and d.id not in front.catalogue.of(namespace)]
+    known = _known(front, namespace, given)
+    new = [d for d in brought if d.id not in known] if _registers(front, body) else []
     front.catalogue.check_room(namespace, [d.id for d in new])
-    sizes = {d.id: float(len(d.text)) for d in (*known, *brought)}
-    task = Task(await asked_of(request), namespace, [d.model_dump() for d in known], sizes)
+    sizes = {d.id: float(len(d.text)) for d in (*known.values(), *brought)}
+    task = Task(await asked_of(request), namespace, [d.model_dump() for d in known.values()], sizes)
     try:
         response = await front.hand_over(request, task)
         if response.status_code == 200:
@@ -51,6 +55,20 @@ async def _answer(body: AskedFields, request: Request, front: FrontService, name
         return response
     finally:
         await _forget_again(front, namespace, sizes, since)
+
+
+def _known(front: FrontService, namespace: str, given: Sequence[str | NewDocument]) -> dict[str, NewDocument]:
+    """Return the documents of the catalogue that a request names or brings, by id.
+
+    A replica that has not seen one would take the text that comes under its id, which may be an extract, for all of it.
+    """
+    named = [front.catalogue.found(namespace, d, status=400) for d in given if isinstance(d, str)]
+    there = front.catalogue.of(namespace)
+    return {d.id: d for d in (*named, *(there[d.id] for d in given if not isinstance(d, str) and d.id in there))}
+
+
+def _registers(front: FrontService, body: AskedFields) -> bool:
+    return body.register_documents and not front.options.engine.get("trusted_only")
 
 
 async def _forget_again(front: FrontService, namespace: str, document_ids: Iterable[str], since: Since) -> None:

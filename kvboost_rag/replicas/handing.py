@@ -43,7 +43,7 @@ class Task:
     namespace
         Whose it is.
     known
-        Known documents that it names: what a replica needs that has not seen them.
+        Known documents that it names, or brings a text of: what a replica needs that has not seen them.
     sizes
         Id of each document that it names or brings to its characters; the router goes by them.
     """

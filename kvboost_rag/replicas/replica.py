@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import ray
@@ -13,6 +14,8 @@ from kvboost_rag.loading import load_model
 from kvboost_rag.replicas.carrying import Asked, Begun, answered
 from kvboost_rag.replicas.options import ReplicaOptions
 from kvboost_rag.server import Engines, Service, create_app
+from kvboost_rag.server.heap import share_one_heap
+from kvboost_rag.server.running import working
 from kvboost_rag.server.service import Tenant
 from kvboost_rag.server.writes import Since
 from kvboost_rag.types import Document
@@ -30,6 +33,7 @@ class Replica:
     """
 
     def __init__(self, options: ReplicaOptions) -> None:
+        share_one_heap()
         model, tokenizer = load_model(options.model, device=_device())
         self._engines = Engines(model, tokenizer, options.name, options.keys.namespaces, options.engine)
         self._service = Service(self._engines, options.keys, options.limits)
@@ -48,13 +52,12 @@ class Replica:
         namespace
             Whose it is; nothing where it names no documents.
         known
-            The documents that it names, which this replica may not have seen yet.
+            Documents that it names or brings, as the front has them; this replica may not have seen them yet.
         sizes
             For the router alone.
         """
         if known:
-            tenant = self._service.tenants[namespace]
-            await to_thread.run_sync(_keep, tenant, known, tenant.writes.since())
+            await self._tell(self._service.tenants[namespace], known)
         items = answered(self._app, asked)
         try:
             async for item in items:
@@ -63,6 +66,15 @@ class Replica:
                 yield item
         finally:
             await items.aclose()
+
+    async def _tell(self, tenant: Tenant, known: Sequence[Mapping[str, Any]]) -> None:
+        since = tenant.writes.since()
+        # Most often all are there, and then the request waits for no second place.
+        new = await to_thread.run_sync(_missing, tenant, known)
+        if new:
+            async with aclosing(working(self._service, tenant, lambda: _keep(tenant, new, since))) as kept:
+                async for _ in kept:
+                    pass
 
     async def forget(self, namespace: str, document_id: str) -> bool:
         """Forget a document and its KV; return whether it was known here."""
@@ -87,12 +99,21 @@ class Replica:
             self._engines.close()
 
 
-def _keep(tenant: Tenant, known: Iterable[Mapping[str, Any]], since: Since) -> None:
-    """Add documents that came with a request, but for those that were written or deleted since."""
-    for document in [Document(**fields) for fields in known]:
+def _missing(tenant: Tenant, known: Sequence[Mapping[str, Any]]) -> list[Document]:
+    documents = [Document(**fields) for fields in known]
+    return [document for document in documents if tenant.engine.get_document(document.id) != document]
+
+
+def _keep(tenant: Tenant, documents: Sequence[Document], since: Since) -> Generator[None, None, None]:
+    """Add documents that came with a request, but for those that were written or deleted since.
+
+    Yields after each, so that it can be broken off.
+    """
+    for document in documents:
         with tenant.writes.unless_written(document.id, since) as is_free:
             if is_free and tenant.engine.get_document(document.id) != document:
                 tenant.engine.add_documents([document])
+        yield
 
 
 def _device() -> str | None:

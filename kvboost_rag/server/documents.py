@@ -16,8 +16,8 @@ from kvboost_rag.server.writes import Since
 from kvboost_rag.types import Document
 
 __all__ = [
-    "add_documents", "check_batch", "chosen_documents", "keep_documents", "known_document", "new_documents",
-    "read_documents",
+    "add_documents", "check_batch", "check_count", "chosen_documents", "keep_documents", "known_document",
+    "new_documents", "read_documents",
 ]  # fmt: skip
 
 
@@ -38,15 +38,20 @@ def known_document(engine: KVBoostEngine, document_id: str, *, status: int = 404
     return found
 
 
-def chosen_documents(
-    engine: KVBoostEngine, given: Sequence[str | NewDocument], limits: Limits
-) -> list[Document]:
-    """Turn ids and texts into documents, in the order of the prompt."""
+def check_count(given: Sequence[str | NewDocument], limits: Limits) -> None:
+    """Refuse more documents than a request may name or bring."""
     if len(given) > limits.max_documents:
         raise ApiError(
             400, f"the request has {len(given)} documents, and the server takes {limits.max_documents}; pass fewer",
             "too_many_documents", "documents",
         )  # fmt: skip
+
+
+def chosen_documents(
+    engine: KVBoostEngine, given: Sequence[str | NewDocument], limits: Limits
+) -> list[Document]:
+    """Turn ids and texts into documents, in the order of the prompt."""
+    check_count(given, limits)
     return [known_document(engine, d, status=400) if isinstance(d, str) else _made(d) for d in given]
 
 

@@ -19,7 +19,7 @@ from kvboost_rag.server.limits import Limits
 from kvboost_rag.server.metrics import Metrics
 from kvboost_rag.server.writes import Writes
 
-__all__ = ["Caller", "Operator", "Served", "Service", "Tenant", "new_id"]
+__all__ = ["Caller", "Operator", "Served", "Service", "Tenant", "check_model", "new_id"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,10 +62,13 @@ class Service:
 
     def check_model(self, name: str) -> None:
         """Refuse any other model than the one that is served."""
-        if name != self.engines.name:
-            raise ApiError(
-                404, f"the model {name!r} is not served here; ask for {self.engines.name!r}", "model_not_found", "model"
-            )
+        check_model(name, self.engines.name)
+
+
+def check_model(name: str, served: str) -> None:
+    """Refuse any other model than the one that is served."""
+    if name != served:
+        raise ApiError(404, f"the model {name!r} is not served here; ask for {served!r}", "model_not_found", "model")
 
 
 async def _service(request: Request) -> Service:
