@@ -57,7 +57,7 @@ def create_front(
     return app
 
 
-@router.get("/health")
+@router.api_route("/health", methods=["GET", "HEAD"])
 async def health() -> dict[str, str]:
     """Say that requests are taken."""
     return {"status": "ok"}
