@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine, Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -33,11 +34,22 @@ async def post_documents(
     check_batch(given, front.options.limits)
     front.catalogue.check_room(namespace, [d.id for d in given])
     places = asyncio.Semaphore(_AT_ONCE)
-    responses = await asyncio.gather(*(_added(d, request, front, namespace, places) for d in given))
+    responses = await _all(_added(d, request, front, namespace, places) for d in given)
     refused = next((response for response in responses if response.status_code != 200), None)
     if refused is not None or isinstance(body, NewDocument):
         return refused or responses[0]
     return JSONResponse({"object": "list", "data": [described(d) for d in given]})
+
+
+async def _all(parts: Iterable[Coroutine[Any, Any, Response]]) -> list[Response]:
+    """Await all at once; if one raises, or nobody waits any more, the others do not go on."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 async def _added(
