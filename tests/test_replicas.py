@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -30,11 +30,19 @@ from tiny import tiny_model, tiny_tokenizer  # noqa: E402
 
 from kvboost_rag import RedisTier  # noqa: E402
 from kvboost_rag.affinity import rank_replicas  # noqa: E402
-from kvboost_rag.replicas import ReplicaOptions, create_front, handing, start_replicas, stop_replicas  # noqa: E402
+from kvboost_rag.replicas import (  # noqa: E402
+    ReplicaOptions,
+    create_front,
+    handing,
+    serve_replicas,
+    serving,
+    start_replicas,
+    stop_replicas,
+)
 from kvboost_rag.replicas.handing import Task, _Followed  # noqa: E402
 from kvboost_rag.replicas.serving import FrontServer, check_room  # noqa: E402
 from kvboost_rag.replicas.starting import are_running  # noqa: E402
-from kvboost_rag.server import Limits  # noqa: E402
+from kvboost_rag.server import Limits, taken_place  # noqa: E402
 from kvboost_rag.server.errors import ApiError  # noqa: E402
 from kvboost_rag.server.schemas import NewDocument  # noqa: E402
 
@@ -211,6 +219,27 @@ def test_more_than_ray_has_is_refused_and_not_waited_for(front, options):
     for resources, message in (({"num_cpus": 2}, "2 replicas need 4 CPUs together"), ({"num_gpus": 1}, "need 2 GPUs")):
         with pytest.raises(ValueError, match=message):
             check_room(replace(options, resources=resources), 2)
+
+
+def test_a_port_is_listened_at_when_the_replicas_are_ready_and_not_before(options, monkeypatch):
+    """How long Ray takes to start does not matter here, so nothing is started."""
+    found = []
+
+    def start(*arguments):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", place.port))
+
+    def announce(address):
+        socket.create_connection(("127.0.0.1", place.port)).close()
+        found.append(address)
+        raise KeyboardInterrupt
+
+    for name, made in (("_ray", lambda address: nullcontext()), ("check_room", print), ("start_replicas", start)):
+        monkeypatch.setattr(serving, name, made)
+    monkeypatch.setattr(serving, "stop_replicas", lambda: None)
+    with taken_place("127.0.0.1", 0) as place, pytest.raises(KeyboardInterrupt):
+        serve_replicas(options, 1, place, announce=announce, log_level="warning")
+    assert found == [place.url]
 
 
 def is_gone(client, name):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 pytest.importorskip("fastapi", reason="the server needs more packages: pip install 'kvboost-rag[serve]'")
@@ -9,7 +11,7 @@ pytest.importorskip("fastapi", reason="the server needs more packages: pip insta
 from kvboost_rag import Document  # noqa: E402
 from kvboost_rag.cli import _parser, main  # noqa: E402
 from kvboost_rag.commands import serve  # noqa: E402
-from kvboost_rag.server import Limits  # noqa: E402
+from kvboost_rag.server import Limits, taken_place  # noqa: E402
 
 KEY = "a-key-of-many-letters"
 
@@ -61,6 +63,11 @@ def test_documents_come_from_a_folder_or_from_lines(tmp_path):
         (["--documents", "wrong.jsonl"], 'wrong.jsonl, line 2: text: Field required; write a document as {"id"'),
         (["--documents", "right.jsonl", "--replicas", "1"], "by POST /v1/documents"),
         (["--model", "nobody/nothing"], "nobody/nothing"),
+        (["--port", "70000"], "there is no port 70000; give a --port from 1 to 65535"),
+        (["--port", "-1"], "there is no port -1"),
+        (["--port", "-1", "--replicas", "1"], "there is no port -1"),
+        (["--host", "nosuch.invalid", "--allow-anyone"], "the host 'nosuch.invalid' is not known"),
+        (["--host", "192.0.2.1", "--allow-anyone"], "192.0.2.1 is no address of this machine; give another --host"),
     ],
 )
 def test_errors_are_one_line_with_the_remedy(arguments, message, capsys, monkeypatch, tmp_path):
@@ -69,8 +76,32 @@ def test_errors_are_one_line_with_the_remedy(arguments, message, capsys, monkeyp
     (tmp_path / "empty").mkdir()
     (tmp_path / "right.jsonl").write_text('{"id": "a", "text": "One."}\n')
     (tmp_path / "wrong.jsonl").write_text('{"id": "a", "text": "One."}\n{"id": "b"}\n')
-    assert main(["serve", *arguments]) == 1
+    assert main(["serve", "--port", "0", *arguments]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err
     assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("others", [[], ["--replicas", "1"]])
+def test_a_port_in_use_is_told_before_a_model_is_looked_for(others, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        assert main(["serve", "--model", "nobody/nothing", "--port", str(port), *others]) == 1
+    told = f"kvboost-rag: port {port} of 127.0.0.1 is in use; give another --port\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_place_that_is_taken_refuses_connections_until_it_is_listened_at():
+    with taken_place("127.0.0.1", 0) as place:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", place.port))
+        place.listen()
+        socket.create_connection(("127.0.0.1", place.port)).close()
+        # Two may take a port, and one listens.
+        with pytest.raises(OSError, match=f"port {place.port} of 127.0.0.1 is in use; give another --port"):
+            taken_place("127.0.0.1", place.port).__enter__()
+    with taken_place("127.0.0.1", 0) as first, taken_place("127.0.0.1", first.port) as second:
+        first.listen()
+        with pytest.raises(OSError, match="is in use; give another --port"):
+            second.listen()

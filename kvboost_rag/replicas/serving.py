@@ -15,8 +15,9 @@ from kvboost_rag.replicas.front import create_front
 from kvboost_rag.replicas.options import ReplicaOptions
 from kvboost_rag.replicas.starting import are_running, start_replicas, stop_replicas
 from kvboost_rag.server.connections import IdleConnections
-from kvboost_rag.server.lifecycle import allowed_hosts, listening_at
+from kvboost_rag.server.lifecycle import allowed_hosts
 from kvboost_rag.server.limits import Limits
+from kvboost_rag.server.place import Place
 
 __all__ = ["FrontServer", "check_room", "serve_replicas"]
 
@@ -48,7 +49,7 @@ class FrontServer(uvicorn.Server):
 
 
 def serve_replicas(
-    options: ReplicaOptions, count: int, host: str, port: int, *, announce: Callable[[str], object], log_level: str,
+    options: ReplicaOptions, count: int, place: Place, *, announce: Callable[[str], object], log_level: str,
     ray_address: str | None = None,
 ) -> None:  # fmt: skip
     """Serve by replicas until a signal comes.
@@ -57,10 +58,10 @@ def serve_replicas(
     ----------
     options, count
         As for :func:`start_replicas`.
-    host, port
-        Where the front listens; port 0 takes a free one.
+    place
+        Where the front listens, once the replicas are ready: until then a client would wait without an answer.
     announce
-        Told the address, once the replicas are ready.
+        Told the address then.
     log_level
         Of uvicorn.
     ray_address
@@ -69,23 +70,24 @@ def serve_replicas(
     Raises
     ------
     OSError
-        If the port is in use.
+        If another process listens there by now.
     ValueError
         If the count is below 1, Ray on this machine has not the cores or GPUs, or replicas run on the cluster already.
     """
-    with listening_at(host, port) as (listening, address), _ray(ray_address):
+    with _ray(ray_address):
         if ray_address is None:
             check_room(options, count)
         elif are_running():
             raise ValueError(f"replicas run at {ray_address} already, with a front of their own; stop that one first")
         try:
-            app = create_front(start_replicas(options, count), options, hosts=allowed_hosts(host, options.keys))
+            app = create_front(start_replicas(options, count), options, hosts=allowed_hosts(place.host, options.keys))
             config = uvicorn.Config(
                 app, http="h11", ws="none", log_level=log_level, log_config=None, server_header=False,
                 timeout_graceful_shutdown=max(1, round(options.limits.drain)),
             )  # fmt: skip
-            announce(address)
-            FrontServer(config, options.limits).run(sockets=[listening])
+            place.listen()
+            announce(place.url)
+            FrontServer(config, options.limits).run(sockets=[place.socket])
         finally:
             stop_replicas()
 
