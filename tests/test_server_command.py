@@ -8,10 +8,13 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the server needs more packages: pip install 'kvboost-rag[serve]'")
 
+from tiny import tiny_model, tiny_tokenizer  # noqa: E402
+
 from kvboost_rag import Document  # noqa: E402
 from kvboost_rag.cli import _parser, main  # noqa: E402
 from kvboost_rag.commands import serve  # noqa: E402
-from kvboost_rag.server import Limits, taken_place  # noqa: E402
+from kvboost_rag.errors import EngineClosedError  # noqa: E402
+from kvboost_rag.server import Engines, Keys, Limits, taken_place  # noqa: E402
 
 KEY = "a-key-of-many-letters"
 
@@ -105,3 +108,32 @@ def test_a_place_that_is_taken_refuses_connections_until_it_is_listened_at():
         first.listen()
         with pytest.raises(OSError, match="is in use; give another --port"):
             second.listen()
+
+
+def test_the_folder_of_namespaces_is_not_told_to_be_empty(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    keys = Keys.parse(f"red:{KEY}1 blue:{KEY}2 green:{KEY}3")
+    engines = Engines(tiny_model("llama"), tiny_tokenizer(), "tiny", keys.namespaces, {"cache_dir": tmp_path})
+    for name in ("red", "blue"):
+        engines[name].add_documents([Document("a", "The first text.")])
+    engines.close()
+    for options in ([], ["--verify"], ["--prune"]):
+        assert main(["inspect", str(tmp_path), *options]) == 1
+        assert f"for each namespace (blue, red); name one, as {tmp_path / 'blue'}" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "blue"), "--verify"]) == 0
+    assert "1 documents" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "empty")]) == 0
+
+
+def test_an_engine_that_fails_to_close_leaves_no_other_one_open(monkeypatch):
+    engines = Engines(tiny_model("llama"), tiny_tokenizer(), "tiny", ("red", "blue", "green"))
+
+    def fail():
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(engines["red"], "close", fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        engines.close()
+    for name in ("blue", "green"):
+        with pytest.raises(EngineClosedError):
+            engines[name].add_documents([Document("a", "The first text.")])
