@@ -240,6 +240,23 @@ def test_a_port_is_listened_at_when_the_replicas_are_ready_and_not_before(option
         serve_replicas(options, 1, place, announce=announce, log_level="warning")
 
 
+@pytest.mark.parametrize(("given", "message"), [
+    ({"engine": {"repair": "nonsense"}}, "unknown repair 'nonsense'; known are auto"),
+    ({"engine": {"secret": b"short", "cache_dir": "kv"}}, "the secret has 5 bytes"),
+    ({"engine": {"secret": b"of enough letters"}}, "read_only and secret are about cache_dir or store"),
+    ({"engine": {"store": "http://host"}}, "store is no URL of a Redis server"),
+    ({"engine": {"cache_dir": "file/kv"}}, "cache folder file/kv can not be used"),
+    ({"engine": {"trusted_only": True, "cache_dir": "kv"}}, "trusted_only needs a secret"),
+    ({"model": "nobody/nothing"}, "'nobody/nothing' is not a folder"),
+    ({"model": "file"}, "file is a file but not a GGUF file"),
+])  # fmt: skip
+def test_what_a_replica_would_refuse_is_refused_before_ray_is_started(options, given, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("It is no folder.")
+    with taken_place("127.0.0.1", 0) as place, pytest.raises(ValueError, match=message):
+        serve_replicas(replace(options, **given), 1, place, announce=pytest.fail, log_level="warning")
+
+
 def is_gone(client, name):
     response = client.delete(f"/v1/documents/{name}")
     return (response.status_code, response.json()["error"]["code"]) == (404, "document_not_found")

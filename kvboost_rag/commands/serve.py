@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,7 +118,10 @@ def _run_replicas(args: argparse.Namespace, keys: Keys, limits: Limits, place: P
         "num_cpus": 1.0 if args.replica_cpus is None else args.replica_cpus,
         "num_gpus": 0.0 if args.replica_gpus is None else args.replica_gpus,
     }  # fmt: skip
-    options = ReplicaOptions(args.model, model_name(args.model), keys, limits, _engine_options(args), resources)
+    options = ReplicaOptions(
+        args.model, model_name(args.model), keys, limits, _engine_options(args), resources,
+        log_level=logging.INFO if args.verbose else logging.WARNING,
+    )  # fmt: skip
     serve_replicas(
         options, args.replicas, place, ray_address=args.ray_address,
         announce=lambda address: print(_greeting(options.name, keys, address), flush=True),
