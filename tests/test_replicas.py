@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import logging
 import shutil
+import signal
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -21,6 +25,7 @@ ray = pytest.importorskip("ray", reason="replicas need Ray Serve: pip install 'k
 pytest.importorskip("fastapi", reason="replicas need the server: pip install 'kvboost-rag[serve,ray]'")
 
 import uvicorn  # noqa: E402
+from fastapi import FastAPI  # noqa: E402
 from live_server import DOCUMENTS, KEYS, OPERATOR, OPTIONS, RED, eventually, own_engine  # noqa: E402
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 from ray import serve  # noqa: E402
@@ -30,6 +35,7 @@ from tiny import tiny_model, tiny_tokenizer  # noqa: E402
 
 from kvboost_rag import RedisTier  # noqa: E402
 from kvboost_rag.affinity import rank_replicas  # noqa: E402
+from kvboost_rag.errors import ReplicasError  # noqa: E402
 from kvboost_rag.replicas import (  # noqa: E402
     ReplicaOptions,
     create_front,
@@ -40,8 +46,9 @@ from kvboost_rag.replicas import (  # noqa: E402
     stop_replicas,
 )
 from kvboost_rag.replicas.handing import Task, _Followed  # noqa: E402
+from kvboost_rag.replicas.logs import TellFailures, log_to_stderr, logging_failures  # noqa: E402
 from kvboost_rag.replicas.serving import FrontServer, check_room  # noqa: E402
-from kvboost_rag.replicas.starting import are_running  # noqa: E402
+from kvboost_rag.replicas.starting import are_running, reason_of  # noqa: E402
 from kvboost_rag.server import Limits, taken_place  # noqa: E402
 from kvboost_rag.server.errors import ApiError  # noqa: E402
 from kvboost_rag.server.schemas import NewDocument  # noqa: E402
@@ -233,9 +240,10 @@ def test_a_port_is_listened_at_when_the_replicas_are_ready_and_not_before(option
         assert address == place.url
         raise KeyboardInterrupt
 
-    for name, made in (("_ray", lambda address: nullcontext()), ("check_room", lambda *arguments: None), ("start_replicas", start)):
-        monkeypatch.setattr(serving, name, made)
-    monkeypatch.setattr(serving, "stop_replicas", lambda: None)
+    for name in ("check_room", "stop_replicas"):
+        monkeypatch.setattr(serving, name, lambda *arguments: None)
+    monkeypatch.setattr(serving, "_ray", lambda address: nullcontext())
+    monkeypatch.setattr(serving, "start_replicas", start)
     with taken_place("127.0.0.1", 0) as place, pytest.raises(KeyboardInterrupt):
         serve_replicas(options, 1, place, announce=announce, log_level="warning")
 
@@ -255,6 +263,97 @@ def test_what_a_replica_would_refuse_is_refused_before_ray_is_started(options, g
     (tmp_path / "file").write_text("It is no folder.")
     with taken_place("127.0.0.1", 0) as place, pytest.raises(ValueError, match=message):
         serve_replicas(replace(options, **given), 1, place, announce=pytest.fail, log_level="warning")
+
+
+def test_the_reason_is_found_in_a_stack_trace_of_ray():
+    trace = (
+        "The deployment failed to start 3 times in a row. See controller logs for details. Error:\n"
+        "\x1b[36mray::ServeReplica:kvboost:Replica.initialize_and_get_metadata()\x1b[39m (pid=7)\n"
+        '  File "replica.py", line 1, in initialize\n    raise RuntimeError(traceback.format_exc()) from None\n'
+        "RuntimeError: Traceback (most recent call last):\n"
+        '  File "engine.py", line 2, in __init__\n    check(name)\nValueError: unknown repair \'nonsense\'\n\n'
+    )
+    assert reason_of(trace) == "ValueError: unknown repair 'nonsense'"
+    assert reason_of("It went wrong.\nNobody knows why.\n") == "Nobody knows why."
+    assert reason_of("") == ""
+
+
+@pytest.fixture
+def no_ray(monkeypatch):
+    """Ray is neither started nor stopped; yields what is done in the place of ``ray.init``."""
+    done = []
+
+    def init(**options):
+        # As Ray's own does.
+        signal.signal(signal.SIGTERM, lambda *arguments: sys.exit(15))
+        for step in done:
+            step()
+
+    monkeypatch.setattr(serving, "ray", SimpleNamespace(init=init, shutdown=lambda: None))
+    monkeypatch.setattr(serving, "serve", SimpleNamespace(shutdown=lambda: None))
+    return done
+
+
+@pytest.mark.parametrize("is_within_init", [True, False])
+def test_sigterm_during_the_start_ends_it_as_ctrl_c_does(no_ray, is_within_init):
+    before = signal.getsignal(signal.SIGTERM)
+    if is_within_init:
+        no_ray.append(lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt), serving._ray(None):
+        assert not is_within_init
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_ray_that_does_not_start_is_told_with_the_remedy(no_ray):
+    def fail():
+        raise ConnectionError("Nobody is there.\nA long story.")
+
+    no_ray.append(fail)
+    for address, message in (
+        (None, r"^Ray does not start on this machine \(Nobody is there\); see that"),
+        ("host:1", r"^Ray does not answer at host:1 \(Nobody is there\); give the --ray-address"),
+    ):
+        with pytest.raises(ReplicasError, match=message), serving._ray(address):
+            pytest.fail("it went on")
+
+
+def test_what_a_replica_logs_comes_out_with_its_name(monkeypatch):
+    package, out = logging.getLogger("kvboost_rag"), io.StringIO()
+    monkeypatch.setattr(package, "handlers", [])
+    monkeypatch.setattr(package, "level", logging.NOTSET)
+    monkeypatch.setattr(sys, "__stderr__", out)
+    log_to_stderr("r1", logging.WARNING)
+    logging.getLogger("kvboost_rag.store").info("It is quiet.")
+    logging.getLogger("kvboost_rag.store").warning("The disk is full.")
+    assert out.getvalue() == "r1 kvboost_rag.store: The disk is full.\n"
+
+
+def test_who_failed_is_logged_in_the_front_and_why_in_the_replica(caplog):
+    app = FastAPI()
+
+    @app.get("/fails")
+    async def fails():
+        raise ArithmeticError("It went wrong.")
+
+    async def front(scope, receive, send):
+        async def named(message):
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-kvboost-replica", b"r1")]
+            await send(message)
+
+        await logging_failures(app)(scope, receive, named)
+
+    async def ask():
+        transport = httpx.ASGITransport(TellFailures(front), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
+            return [(await client.get(path)).status_code for path in ("/fails", "/nothing")]
+
+    assert asyncio.run(ask()) == [500, 404]
+    assert [record.getMessage() for record in caplog.records if record.name == "kvboost_rag.replicas"] == [
+        "replica r1 failed at GET /fails", "GET /fails failed",
+    ]  # fmt: skip
+    assert "ArithmeticError: It went wrong." in caplog.text
 
 
 def is_gone(client, name):

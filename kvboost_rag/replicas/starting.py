@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ray import serve
@@ -16,6 +17,7 @@ from kvboost_rag.replicas.router import AffinityRouter
 __all__ = ["are_running", "start_replicas", "stop_replicas"]
 
 _APPLICATION = "kvboost"
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt): .")
 # Of Ray Serve's own, which would have a line for each request and each change; a replica's are its own matter.
 _LOGS = {"log_level": "WARNING", "enable_access_log": False}
 
@@ -63,8 +65,9 @@ def _why() -> str:
 
 
 def reason_of(text: str) -> str:
-    """Return the last line of a stack trace that says what was wrong."""
-    return text
+    """Return the last line that names an error, of a stack trace within others; the last line if none does."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1] if lines else "")
 
 
 def _deployment(options: ReplicaOptions, count: int) -> Any:
