@@ -8,6 +8,7 @@ __all__ = [
     "KVBoostError",
     "ModelChangedError",
     "ModelOutputError",
+    "ReplicasError",
     "UnsupportedModelError",
     "UntrustedDocumentError",
 ]
@@ -39,3 +40,7 @@ class ModelOutputError(KVBoostError, RuntimeError):
 
 class EngineClosedError(KVBoostError, RuntimeError):
     """The engine was used after ``close()``."""
+
+
+class ReplicasError(KVBoostError, RuntimeError):
+    """Ray, or a replica on it, could not be started."""

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvboost_rag.store import ChunkFile, read_headers, read_usage, verify_files
+from kvboost_rag.store import ChunkFile, chunk_paths, read_headers, read_usage, verify_files
 
 __all__ = ["CachedDocument", "damaged_files", "inspect_folder"]
 
@@ -50,7 +50,7 @@ def inspect_folder(folder: Path) -> list[CachedDocument]:
     Raises
     ------
     ValueError
-        If there is no such folder.
+        If there is no such folder, or it holds folders of namespaces and no KV itself.
     """
     _check(folder)
     groups: dict[str, dict[str, list[ChunkFile]]] = defaultdict(lambda: defaultdict(list))
@@ -85,7 +85,7 @@ def damaged_files(folder: Path) -> dict[str, str]:
     Raises
     ------
     ValueError
-        If there is no such folder.
+        As by :func:`inspect_folder`.
     """
     _check(folder)
     return {str(path.relative_to(folder)): why for path, why in verify_files(folder) if why}
@@ -94,3 +94,15 @@ def damaged_files(folder: Path) -> dict[str, str]:
 def _check(folder: Path) -> None:
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; pass the cache_dir of an engine, or run the demo first")
+    if _has_chunks(folder) or not (names := _namespaces(folder)):
+        return
+    raise ValueError(f"{folder} has a folder for each namespace ({', '.join(names)}); name one, as {folder / names[0]}")
+
+
+def _namespaces(folder: Path) -> list[str]:
+    """Names of the folders in a server's cache folder, each of which is one with KV."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and _has_chunks(path))
+
+
+def _has_chunks(folder: Path) -> bool:
+    return next(chunk_paths(folder), None) is not None

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from kvboost_rag.converted import cache_root, damage, discard, file_digest, keep, remove_stale
 from kvboost_rag.gguf_convert import CONVERSION_FORMAT, convert_gguf, is_gguf, quiet_transformers
 
-__all__ = ["load_model"]
+__all__ = ["find_model", "load_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -97,15 +97,43 @@ def _device(device: str | torch.device | None) -> torch.device:
 def _load(
     source: str | Path, dtype: torch.dtype | None, target: torch.device, cache_dir: str | Path | None, download: bool
 ) -> _Loaded:
-    path = _embedded_gguf() if source == _EMBEDDED else Path(source).expanduser()
-    own_dtype = "auto" if target.type != "cpu" else torch.float32
-    if path.is_file():
+    path = find_model(source, download=download)
+    if path is not None and path.is_file():
         return _load_gguf(path, dtype or torch.float32, cache_root(cache_dir))
+    own_dtype = "auto" if target.type != "cpu" else torch.float32
+    return _from_pretrained(str(path or source), dtype or own_dtype, local_files_only=path is not None or not download)
+
+
+def find_model(source: str | Path, *, download: bool = False) -> Path | None:
+    """Look for a model without loading it.
+
+    Parameters
+    ----------
+    source, download
+        As for :func:`load_model`.
+
+    Returns
+    -------
+    pathlib.Path or None
+        Its GGUF file or its folder; None for an id of the hub that may be used.
+
+    Raises
+    ------
+    ImportError
+        The package of the embedded model is not installed.
+    ValueError
+        There is no such model here.
+    """
+    path = _embedded_gguf() if source == _EMBEDDED else Path(source).expanduser()
     if path.is_dir():
         _check_folder(path)
-        return _from_pretrained(str(path), dtype or own_dtype, local_files_only=True)
-    _check_id(source, download)
-    return _from_pretrained(str(source), dtype or own_dtype, local_files_only=not download)
+    elif path.is_file():
+        if not is_gguf(path):
+            raise ValueError(f"{path} is a file but not a GGUF file; pass a .gguf file or the folder of a model")
+    else:
+        _check_id(source, download)
+        return None
+    return path
 
 
 def _embedded_gguf() -> Path:
@@ -122,8 +150,6 @@ def _embedded_gguf() -> Path:
 
 
 def _load_gguf(path: Path, dtype: torch.dtype, root: Path) -> _Loaded:
-    if not is_gguf(path):
-        raise ValueError(f"{path} is a file but not a GGUF file; pass a .gguf file or the folder of a model")
     dtype_name = str(dtype).removeprefix("torch.")
     folder = root / f"{path.stem[:80]}-{file_digest(path)}-{dtype_name}-v{CONVERSION_FORMAT}"
     if (kept := _load_kept(folder, dtype)) is not None:

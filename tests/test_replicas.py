@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import logging
 import shutil
+import signal
 import socket
+import sys
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -21,6 +25,7 @@ ray = pytest.importorskip("ray", reason="replicas need Ray Serve: pip install 'k
 pytest.importorskip("fastapi", reason="replicas need the server: pip install 'kvboost-rag[serve,ray]'")
 
 import uvicorn  # noqa: E402
+from fastapi import FastAPI  # noqa: E402
 from live_server import DOCUMENTS, KEYS, OPERATOR, OPTIONS, RED, eventually, own_engine  # noqa: E402
 from local_replicas import local_front  # noqa: E402
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
@@ -31,13 +36,23 @@ from tiny import tiny_model, tiny_tokenizer  # noqa: E402
 
 from kvboost_rag import Document, RedisTier  # noqa: E402
 from kvboost_rag.affinity import rank_replicas  # noqa: E402
-from kvboost_rag.replicas import ReplicaOptions, create_front, handing, start_replicas, stop_replicas  # noqa: E402
+from kvboost_rag.errors import ReplicasError  # noqa: E402
+from kvboost_rag.replicas import (  # noqa: E402
+    ReplicaOptions,
+    create_front,
+    handing,
+    serve_replicas,
+    serving,
+    start_replicas,
+    stop_replicas,
+)
 from kvboost_rag.replicas import replica as replica_module  # noqa: E402
 from kvboost_rag.replicas.handing import Task, _Followed  # noqa: E402
+from kvboost_rag.replicas.logs import TellFailures, log_to_stderr, logging_failures  # noqa: E402
 from kvboost_rag.replicas.replica import _keep  # noqa: E402
 from kvboost_rag.replicas.serving import FrontServer, check_room  # noqa: E402
-from kvboost_rag.replicas.starting import are_running  # noqa: E402
-from kvboost_rag.server import Limits  # noqa: E402
+from kvboost_rag.replicas.starting import are_running, reason_of  # noqa: E402
+from kvboost_rag.server import Limits, taken_place  # noqa: E402
 from kvboost_rag.server.errors import ApiError  # noqa: E402
 from kvboost_rag.server.schemas import NewDocument  # noqa: E402
 
@@ -220,6 +235,134 @@ def test_more_than_ray_has_is_refused_and_not_waited_for(front, options):
     for resources, message in (({"num_cpus": 2}, "2 replicas need 4 CPUs together"), ({"num_gpus": 1}, "need 2 GPUs")):
         with pytest.raises(ValueError, match=message):
             check_room(replace(options, resources=resources), 2)
+
+
+def test_a_port_is_listened_at_when_the_replicas_are_ready_and_not_before(options, monkeypatch):
+    """How long Ray takes to start does not matter here, so nothing is started."""
+
+    def start(*arguments):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", place.port))
+
+    def announce(address):
+        socket.create_connection(("127.0.0.1", place.port)).close()
+        assert address == place.url
+        raise KeyboardInterrupt
+
+    for name in ("check_room", "stop_replicas"):
+        monkeypatch.setattr(serving, name, lambda *arguments: None)
+    monkeypatch.setattr(serving, "_ray", lambda address: nullcontext())
+    monkeypatch.setattr(serving, "start_replicas", start)
+    with taken_place("127.0.0.1", 0) as place, pytest.raises(KeyboardInterrupt):
+        serve_replicas(options, 1, place, announce=announce, log_level="warning")
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"engine": {"repair": "nonsense"}}, "unknown repair 'nonsense'; known are auto"),
+    ({"engine": {"secret": b"short", "cache_dir": "kv"}}, "the secret has 5 bytes"),
+    ({"engine": {"secret": b"of enough letters"}}, "read_only and secret are about cache_dir or store"),
+    ({"engine": {"store": "http://host"}}, "store is no URL of a Redis server"),
+    ({"engine": {"cache_dir": "file/kv"}}, "cache folder file/kv can not be used"),
+    ({"engine": {"trusted_only": True, "cache_dir": "kv"}}, "trusted_only needs a secret"),
+    ({"model": "nobody/nothing"}, "'nobody/nothing' is not a folder"),
+    ({"model": "file"}, "file is a file but not a GGUF file"),
+])  # fmt: skip
+def test_what_a_replica_would_refuse_is_refused_before_ray_is_started(options, given, message, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("It is no folder.")
+    with taken_place("127.0.0.1", 0) as place, pytest.raises(ValueError, match=message):
+        serve_replicas(replace(options, **given), 1, place, announce=pytest.fail, log_level="warning")
+
+
+def test_the_reason_is_found_in_a_stack_trace_of_ray():
+    trace = (
+        "The deployment failed to start 3 times in a row. See controller logs for details. Error:\n"
+        "\x1b[36mray::ServeReplica:kvboost:Replica.initialize_and_get_metadata()\x1b[39m (pid=7)\n"
+        '  File "replica.py", line 1, in initialize\n    raise RuntimeError(traceback.format_exc()) from None\n'
+        "RuntimeError: Traceback (most recent call last):\n"
+        '  File "engine.py", line 2, in __init__\n    check(name)\nValueError: unknown repair \'nonsense\'\n\n'
+    )
+    assert reason_of(trace) == "ValueError: unknown repair 'nonsense'"
+    assert reason_of("It went wrong.\nNobody knows why.\n") == "Nobody knows why."
+    assert reason_of("") == ""
+
+
+@pytest.fixture
+def no_ray(monkeypatch):
+    """Ray is neither started nor stopped; yields what is done in the place of ``ray.init``."""
+    done = []
+
+    def init(**options):
+        # As Ray's own does.
+        signal.signal(signal.SIGTERM, lambda *arguments: sys.exit(15))
+        for step in done:
+            step()
+
+    monkeypatch.setattr(serving, "ray", SimpleNamespace(init=init, shutdown=lambda: None))
+    monkeypatch.setattr(serving, "serve", SimpleNamespace(shutdown=lambda: None))
+    return done
+
+
+@pytest.mark.parametrize("is_within_init", [True, False])
+def test_sigterm_during_the_start_ends_it_as_ctrl_c_does(no_ray, is_within_init):
+    before = signal.getsignal(signal.SIGTERM)
+    if is_within_init:
+        no_ray.append(lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt), serving._ray(None):
+        assert not is_within_init
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_ray_that_does_not_start_is_told_with_the_remedy(no_ray):
+    def fail():
+        raise ConnectionError("Nobody is there.\nA long story.")
+
+    no_ray.append(fail)
+    for address, message in (
+        (None, r"^Ray does not start on this machine \(Nobody is there\); see that"),
+        ("host:1", r"^Ray does not answer at host:1 \(Nobody is there\); give the --ray-address"),
+    ):
+        with pytest.raises(ReplicasError, match=message), serving._ray(address):
+            pytest.fail("it went on")
+
+
+def test_what_a_replica_logs_comes_out_with_its_name(monkeypatch):
+    package, out = logging.getLogger("kvboost_rag"), io.StringIO()
+    monkeypatch.setattr(package, "handlers", [])
+    monkeypatch.setattr(package, "level", logging.NOTSET)
+    monkeypatch.setattr(sys, "__stderr__", out)
+    log_to_stderr("r1", logging.WARNING)
+    logging.getLogger("kvboost_rag.store").info("It is quiet.")
+    logging.getLogger("kvboost_rag.store").warning("The disk is full.")
+    assert out.getvalue() == "r1 kvboost_rag.store: The disk is full.\n"
+
+
+def test_who_failed_is_logged_in_the_front_and_why_in_the_replica(caplog):
+    app = FastAPI()
+
+    @app.get("/fails")
+    async def fails():
+        raise ArithmeticError("It went wrong.")
+
+    async def front(scope, receive, send):
+        async def named(message):
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-kvboost-replica", b"r1")]
+            await send(message)
+
+        await logging_failures(app)(scope, receive, named)
+
+    async def ask():
+        transport = httpx.ASGITransport(TellFailures(front), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
+            return [(await client.get(path)).status_code for path in ("/fails", "/nothing")]
+
+    assert asyncio.run(ask()) == [500, 404]
+    assert [record.getMessage() for record in caplog.records if record.name == "kvboost_rag.replicas"] == [
+        "replica r1 failed at GET /fails", "GET /fails failed",
+    ]  # fmt: skip
+    assert "ArithmeticError: It went wrong." in caplog.text
 
 
 def is_gone(client, name):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from kvboost_rag.layouts import LAYOUTS
 from kvboost_rag.quantize import KV_DTYPES
 
 if TYPE_CHECKING:
-    from kvboost_rag.server import Engines, Keys, Limits
+    from kvboost_rag.server import Engines, Keys, Limits, Place
     from kvboost_rag.types import Document
 
 __all__ = ["add_arguments", "run"]
@@ -79,30 +80,36 @@ def run(args: argparse.Namespace) -> None:
     ValueError, OSError
         If an option can not be used.
     """
-    from kvboost_rag.server import Service, check_host, serve
+    from kvboost_rag.server import check_host, taken_place
     from kvboost_rag.server.heap import share_one_heap
 
     share_one_heap()
     keys = _keys(args.api_keys)
     check_host(args.host, keys, allow_anyone=args.allow_anyone)
     limits = _limits(args)
-    documents = [] if args.documents is None else _documents(args.documents)
-    if args.replicas is not None:
-        return _run_replicas(args, keys, limits)
+    # A port that can not be had is no reason to load a model first.
+    with taken_place(args.host, args.port) as place:
+        (_run_one if args.replicas is None else _run_replicas)(args, keys, limits, place)
+
+
+def _run_one(args: argparse.Namespace, keys: Keys, limits: Limits, place: Place) -> None:
+    from kvboost_rag.server import Service, serve
+
     for name in ("ray_address", "replica_cpus", "replica_gpus"):
         if getattr(args, name) is not None:
             raise ValueError(f"--{name.replace('_', '-')} is for replicas; give --replicas N")
+    documents = [] if args.documents is None else _documents(args.documents)
     service = Service(_engines(args, keys), keys, limits)
     for engine in service.engines.all:
         engine.add_documents(documents, show_progress=None)
     serve(
-        service, args.host, args.port,
+        service, place,
         announce=lambda address: print(_greeting(service.engines.name, keys, address), flush=True),
         log_level="info" if args.verbose else "warning",
     )  # fmt: skip
 
 
-def _run_replicas(args: argparse.Namespace, keys: Keys, limits: Limits) -> None:
+def _run_replicas(args: argparse.Namespace, keys: Keys, limits: Limits, place: Place) -> None:
     from kvboost_rag.replicas import ReplicaOptions, serve_replicas
 
     if args.documents is not None:
@@ -111,9 +118,12 @@ def _run_replicas(args: argparse.Namespace, keys: Keys, limits: Limits) -> None:
         "num_cpus": 1.0 if args.replica_cpus is None else args.replica_cpus,
         "num_gpus": 0.0 if args.replica_gpus is None else args.replica_gpus,
     }  # fmt: skip
-    options = ReplicaOptions(args.model, model_name(args.model), keys, limits, _engine_options(args), resources)
+    options = ReplicaOptions(
+        args.model, model_name(args.model), keys, limits, _engine_options(args), resources,
+        log_level=logging.INFO if args.verbose else logging.WARNING,
+    )  # fmt: skip
     serve_replicas(
-        options, args.replicas, args.host, args.port, ray_address=args.ray_address,
+        options, args.replicas, place, ray_address=args.ray_address,
         announce=lambda address: print(_greeting(options.name, keys, address), flush=True),
         log_level="info" if args.verbose else "warning",
     )  # fmt: skip

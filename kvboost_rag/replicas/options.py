@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from hashlib import sha256
@@ -33,6 +34,8 @@ class ReplicaOptions:
     resources
         Of one replica, as Ray's ``ray_actor_options`` have them, as ``{"num_gpus": 1}``; one core if they say nothing.
         A replica that has a GPU computes there.
+    log_level
+        From which on a replica writes what it logs to its stderr, as :mod:`logging` counts.
     """
 
     model: str
@@ -41,6 +44,7 @@ class ReplicaOptions:
     limits: Limits = field(default_factory=Limits)
     engine: Mapping[str, Any] = field(default_factory=dict, repr=False)
     resources: Mapping[str, Any] = field(default_factory=dict)
+    log_level: int = logging.WARNING
 
     @property
     def version(self) -> str:

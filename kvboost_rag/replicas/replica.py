@@ -12,6 +12,7 @@ from ray import serve
 
 from kvboost_rag.loading import load_model
 from kvboost_rag.replicas.carrying import Asked, Begun, answered
+from kvboost_rag.replicas.logs import log_to_stderr, logging_failures
 from kvboost_rag.replicas.options import ReplicaOptions
 from kvboost_rag.server import Engines, Service, create_app
 from kvboost_rag.server.heap import share_one_heap
@@ -34,11 +35,12 @@ class Replica:
 
     def __init__(self, options: ReplicaOptions) -> None:
         share_one_heap()
+        self._name = serve.get_replica_context().replica_id.unique_id
+        log_to_stderr(self._name, options.log_level)
         model, tokenizer = load_model(options.model, device=_device())
         self._engines = Engines(model, tokenizer, options.name, options.keys.namespaces, options.engine)
         self._service = Service(self._engines, options.keys, options.limits)
-        self._app = create_app(self._service)
-        self._name = serve.get_replica_context().replica_id.unique_id
+        self._app = logging_failures(create_app(self._service))
 
     async def answer(
         self, asked: Asked, namespace: str, known: Sequence[Mapping[str, Any]], sizes: Mapping[str, float]

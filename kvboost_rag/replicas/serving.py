@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -11,12 +13,16 @@ import ray
 import uvicorn
 from ray import serve
 
+from kvboost_rag.errors import ReplicasError
+from kvboost_rag.replicas.checking import check_options
 from kvboost_rag.replicas.front import create_front
+from kvboost_rag.replicas.logs import TellFailures
 from kvboost_rag.replicas.options import ReplicaOptions
 from kvboost_rag.replicas.starting import are_running, start_replicas, stop_replicas
 from kvboost_rag.server.connections import IdleConnections
-from kvboost_rag.server.lifecycle import allowed_hosts, listening_at
+from kvboost_rag.server.lifecycle import allowed_hosts
 from kvboost_rag.server.limits import Limits
+from kvboost_rag.server.place import Place
 
 __all__ = ["FrontServer", "check_room", "serve_replicas"]
 
@@ -48,7 +54,7 @@ class FrontServer(uvicorn.Server):
 
 
 def serve_replicas(
-    options: ReplicaOptions, count: int, host: str, port: int, *, announce: Callable[[str], object], log_level: str,
+    options: ReplicaOptions, count: int, place: Place, *, announce: Callable[[str], object], log_level: str,
     ray_address: str | None = None,
 ) -> None:  # fmt: skip
     """Serve by replicas until a signal comes.
@@ -57,10 +63,10 @@ def serve_replicas(
     ----------
     options, count
         As for :func:`start_replicas`.
-    host, port
-        Where the front listens; port 0 takes a free one.
+    place
+        Where the front listens, once the replicas are ready: until then a client would wait without an answer.
     announce
-        Told the address, once the replicas are ready.
+        Told the address then.
     log_level
         Of uvicorn.
     ray_address
@@ -69,23 +75,31 @@ def serve_replicas(
     Raises
     ------
     OSError
-        If the port is in use.
-    ValueError
-        If the count is below 1, Ray on this machine has not the cores or GPUs, or replicas run on the cluster already.
+        If another process listens there by now.
+    ImportError, ValueError
+        If an option can not be used, Ray on this machine has not the cores or GPUs, or replicas run on the cluster
+        already.
+    ReplicasError
+        If Ray can not be started or reached, or no replica be made.
+    KeyboardInterrupt
+        If SIGTERM or Ctrl-C comes before the replicas are ready.
     """
-    with listening_at(host, port) as (listening, address), _ray(ray_address):
+    check_options(options, count, is_here=ray_address is None)
+    with _ray(ray_address):
         if ray_address is None:
             check_room(options, count)
         elif are_running():
             raise ValueError(f"replicas run at {ray_address} already, with a front of their own; stop that one first")
         try:
-            app = create_front(start_replicas(options, count), options, hosts=allowed_hosts(host, options.keys))
+            app = create_front(start_replicas(options, count), options, hosts=allowed_hosts(place.host, options.keys))
             config = uvicorn.Config(
                 app, http="h11", ws="none", log_level=log_level, log_config=None, server_header=False,
                 timeout_graceful_shutdown=max(1, round(options.limits.drain)),
             )  # fmt: skip
-            announce(address)
-            FrontServer(config, options.limits).run(sockets=[listening])
+            app.add_middleware(TellFailures)
+            place.listen()
+            announce(place.url)
+            FrontServer(config, options.limits).run(sockets=[place.socket])
         finally:
             stop_replicas()
 
@@ -110,15 +124,50 @@ def check_room(options: ReplicaOptions, count: int) -> None:
 
 @contextmanager
 def _ray(address: str | None) -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        _start_ray(address)
+        try:
+            yield
+        finally:
+            if address is None:
+                serve.shutdown()  # type: ignore[no-untyped-call]
+    finally:
+        ray.shutdown()
+        if _is_main():
+            signal.signal(signal.SIGTERM, before)
+
+
+def _start_ray(address: str | None) -> None:
     # Ray tells its makers about each cluster unless it is told not to.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if address is None:
-        ray.init(address="local", include_dashboard=False, log_to_driver=False)
-    else:
-        ray.init(address=address)
     try:
-        yield
-    finally:
         if address is None:
-            serve.shutdown()  # type: ignore[no-untyped-call]
-        ray.shutdown()
+            ray.init(address="local", include_dashboard=False)
+        else:
+            ray.init(address=address)
+    except SystemExit:
+        # SIGTERM came, and Ray's own handler took it.
+        raise KeyboardInterrupt from None
+    except Exception as error:
+        raise ReplicasError(_no_ray(address, error)) from error
+    if _is_main():
+        # Ray's would end the process amid its threads, which aborts.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _no_ray(address: str | None, error: Exception) -> str:
+    reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+    if address is None:
+        return (
+            f"Ray does not start on this machine ({reason}); see that cores are idle, that /tmp and /dev/shm have "
+            "room, and look into /tmp/ray/session_latest/logs"
+        )
+    return (
+        f"Ray does not answer at {address} ({reason}); give the --ray-address that `ray start --head` printed, and see "
+        "that its machines have the same releases of Ray and Python"
+    )

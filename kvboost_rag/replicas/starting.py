@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 
+from kvboost_rag.errors import ReplicasError
 from kvboost_rag.replicas.options import ReplicaOptions
 from kvboost_rag.replicas.replica import Replica
 from kvboost_rag.replicas.router import AffinityRouter
@@ -15,6 +17,9 @@ from kvboost_rag.replicas.router import AffinityRouter
 __all__ = ["are_running", "start_replicas", "stop_replicas"]
 
 _APPLICATION = "kvboost"
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt): .")
+# Of Ray Serve's own, which would have a line for each request and each change; a replica's are its own matter.
+_LOGS = {"log_level": "WARNING", "enable_access_log": False}
 
 
 def start_replicas(options: ReplicaOptions, count: int) -> DeploymentHandle[Any]:
@@ -39,13 +44,30 @@ def start_replicas(options: ReplicaOptions, count: int) -> DeploymentHandle[Any]
     ------
     ValueError
         If the count is below 1.
-    RuntimeError
-        If a replica can not be made; Ray's log says why.
+    ReplicasError
+        If a replica can not be made.
     """
     if count < 1:
         raise ValueError(f"there would be {count} replicas; give 1 or more")
-    serve.start(proxy_location="Disabled")
-    return serve.run(_deployment(options, count), name=_APPLICATION, route_prefix=None).options(stream=True)
+    serve.start(proxy_location="Disabled", logging_config=_LOGS)
+    try:
+        handle = serve.run(_deployment(options, count), name=_APPLICATION, route_prefix=None)
+    except RuntimeError as error:
+        raise ReplicasError(f"the replicas can not be started: {_why() or reason_of(str(error))}") from error
+    return handle.options(stream=True)
+
+
+def _why() -> str:
+    """Return what Ray knows about the replicas that could not be made."""
+    application = serve.status().applications.get(_APPLICATION)
+    told = [] if application is None else [d.message for d in application.deployments.values()]
+    return next((reason_of(message) for message in told if message), "")
+
+
+def reason_of(text: str) -> str:
+    """Return the last line that names an error, of a stack trace within others; the last line if none does."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if _ERROR.match(line)), lines[-1] if lines else "")
 
 
 def _deployment(options: ReplicaOptions, count: int) -> Any:
@@ -58,6 +80,7 @@ def _deployment(options: ReplicaOptions, count: int) -> Any:
         max_queued_requests=max(1, limits.max_queue),
         graceful_shutdown_timeout_s=limits.drain,
         ray_actor_options=dict(options.resources),
+        logging_config=_LOGS,
         request_router_config=RequestRouterConfig(request_router_class=router),
     )
     # Ray gives each deployment a version of its own, and would replace all replicas where only their number changes.
@@ -70,5 +93,7 @@ def are_running() -> bool:
 
 
 def stop_replicas() -> None:
-    """Stop all replicas; Ray itself goes on."""
-    serve.delete(_APPLICATION)
+    """Stop all replicas, if there are any; Ray itself goes on."""
+    # Ray Serve, too, may not have been started yet.
+    if are_running():
+        serve.delete(_APPLICATION)

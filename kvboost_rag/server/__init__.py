@@ -12,6 +12,10 @@ from kvboost_rag.server.auth import Keys, check_host
 from kvboost_rag.server.engines import Engines
 from kvboost_rag.server.lifecycle import DrainingServer, make_server, serve
 from kvboost_rag.server.limits import Limits
+from kvboost_rag.server.place import Place, taken_place
 from kvboost_rag.server.service import Service
 
-__all__ = ["DrainingServer", "Engines", "Keys", "Limits", "Service", "check_host", "create_app", "make_server", "serve"]
+__all__ = [
+    "DrainingServer", "Engines", "Keys", "Limits", "Place", "Service", "check_host", "create_app", "make_server",
+    "serve", "taken_place",
+]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ class Engines:
         return tuple(self._engines.values())
 
     def close(self) -> None:
-        """Write what is still to be written and release the KV."""
-        for engine in self._engines.values():
-            engine.close()
+        """Write what is still to be written and release the KV; one engine that fails to keeps no other one open."""
+        with ExitStack() as stack:
+            for engine in reversed(self.all):
+                stack.callback(engine.close)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -14,9 +12,10 @@ import uvicorn
 from kvboost_rag.server.app import create_app
 from kvboost_rag.server.auth import Keys, is_loopback
 from kvboost_rag.server.connections import IdleConnections
+from kvboost_rag.server.place import Place
 from kvboost_rag.server.service import Service
 
-__all__ = ["DrainingServer", "allowed_hosts", "listening_at", "make_server", "serve"]
+__all__ = ["DrainingServer", "allowed_hosts", "make_server", "serve"]
 
 logger = logging.getLogger("kvboost_rag.server")
 
@@ -93,15 +92,15 @@ def allowed_hosts(host: str, keys: Keys) -> tuple[str, ...]:
     return ("*",) if keys.digests or not is_loopback(host) else (*_LOCAL, host)
 
 
-def serve(service: Service, host: str, port: int, *, announce: Callable[[str], object], log_level: str) -> None:
+def serve(service: Service, place: Place, *, announce: Callable[[str], object], log_level: str) -> None:
     """Serve until a signal comes.
 
     Parameters
     ----------
     service
         Engines, keys and limits.
-    host, port
-        Where to listen; port 0 takes a free one.
+    place
+        Where to listen; nothing came in there before.
     announce
         Told, once the server listens, its address.
     log_level
@@ -110,31 +109,9 @@ def serve(service: Service, host: str, port: int, *, announce: Callable[[str], o
     Raises
     ------
     OSError
-        If the port is in use.
+        If another process listens there by now.
     """
-    server = make_server(service, host, port, log_level=log_level)
-    with listening_at(host, port) as (listening, address):
-        announce(address)
-        server.run(sockets=[listening])
-
-
-@contextmanager
-def listening_at(host: str, port: int) -> Iterator[tuple[socket.socket, str]]:
-    """Listen, and yield the socket and its address as ``http://``."""
-    with _bound(host, port) as listening:
-        shown = f"[{host}]" if ":" in host else host
-        yield listening, f"http://{shown}:{listening.getsockname()[1]}"
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-    except BaseException:
-        listening.close()
-        raise
-    # Connections that come before the loop runs wait in here.
-    listening.listen(128)
-    return listening
+    server = make_server(service, place.host, place.port, log_level=log_level)
+    place.listen()
+    announce(place.url)
+    server.run(sockets=[place.socket])

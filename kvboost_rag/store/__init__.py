@@ -6,7 +6,7 @@ from kvboost_rag.store.disk import DiskStore
 from kvboost_rag.store.eviction import EvictionScore, parse_eviction
 from kvboost_rag.store.folder import read_headers, verify_files
 from kvboost_rag.store.header import ChunkFile
-from kvboost_rag.store.layout import make_folder, stale_files
+from kvboost_rag.store.layout import chunk_paths, make_folder, stale_files
 from kvboost_rag.store.memory import MemoryStore
 from kvboost_rag.store.opening import StoreOptions
 from kvboost_rag.store.pruning import prune_folder
@@ -17,6 +17,6 @@ from kvboost_rag.store.usage_file import read_usage
 
 __all__ = [
     "ChainedStore", "ChunkFile", "ChunkStore", "DiskStore", "EvictionScore", "MemoryStore", "RedisStore", "RedisTier",
-    "StoreOptions", "TieredStore", "make_folder", "parse_eviction", "prune_folder", "read_headers", "read_usage",
-    "redis_tier", "stale_files", "verify_files",
+    "StoreOptions", "TieredStore", "chunk_paths", "make_folder", "parse_eviction", "prune_folder", "read_headers",
+    "read_usage", "redis_tier", "stale_files", "verify_files",
 ]  # fmt: skip
