@@ -98,13 +98,26 @@ def monkeypatch_module():
         yield patch
 
 
+def _start_ray() -> None:
+    """Ray gives its own processes half a minute to start, which they exceed where much else begins at the same time."""
+    for attempt in range(3):
+        try:
+            ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+        except Exception as error:
+            if attempt == 2 or "timed out during startup" not in str(error):
+                raise
+            ray.shutdown()
+        else:
+            return
+
+
 @pytest.fixture(scope="module")
 def front(options, monkeypatch_module):
     """The application in front of two replicas."""
     # Ray gives its processes what others leave of the CPU, which may be nothing beside other tests.
     monkeypatch_module.setenv("RAY_worker_niceness", "0")
     monkeypatch_module.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=80 << 20, log_to_driver=False)
+    _start_ray()
     try:
         yield create_front(start_replicas(options, 2), options)
         stop_replicas()
