@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -141,11 +142,14 @@ def _ray(address: str | None) -> Iterator[None]:
 def _start_ray(address: str | None) -> None:
     # Ray tells its makers about each cluster unless it is told not to.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Replicas' stderr comes to ours, and Ray Serve's own lines go to its files instead; a cluster has its own way.
+    os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         if address is None:
-            ray.init(address="local", include_dashboard=False)
+            ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)
         else:
-            ray.init(address=address)
+            ray.init(address=address, logging_level=logging.WARNING)
     except SystemExit:
         # SIGTERM came, and Ray's own handler took it.
         raise KeyboardInterrupt from None
