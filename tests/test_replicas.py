@@ -373,7 +373,7 @@ def test_who_failed_is_logged_in_the_front_and_why_in_the_replica(caplog):
 
     assert asyncio.run(ask()) == [500, 404]
     assert [record.getMessage() for record in caplog.records if record.name == "kvboost_rag.replicas"] == [
-        "replica r1 failed at GET /fails", "GET /fails failed",
+        "replica r1 failed at GET /fails", "a request has failed: GET /fails",
     ]  # fmt: skip
     assert "ArithmeticError: It went wrong." in caplog.text
 

@@ -37,7 +37,7 @@ def logging_failures(app: ASGIApp) -> ASGIApp:
         try:
             await app(scope, receive, send)
         except Exception:
-            logger.exception("%s %s failed", scope["method"], scope["path"])
+            logger.exception("a request has failed: %s %s", scope["method"], scope["path"])
             raise
 
     return wrapped

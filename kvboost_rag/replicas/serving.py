@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from logging.config import dictConfig
 from types import FrameType
 
 import ray
@@ -141,11 +143,14 @@ def _ray(address: str | None) -> Iterator[None]:
 def _start_ray(address: str | None) -> None:
     # Ray tells its makers about each cluster unless it is told not to.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Replicas' stderr comes to ours, and Ray Serve's own lines go to its files instead; a cluster has its own way.
+    os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
+    dictConfig({"version": 1, "incremental": True, "loggers": {"ray.serve": {"level": "WARNING"}}})
     try:
         if address is None:
-            ray.init(address="local", include_dashboard=False)
+            ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)
         else:
-            ray.init(address=address)
+            ray.init(address=address, logging_level=logging.WARNING)
     except SystemExit:
         # SIGTERM came, and Ray's own handler took it.
         raise KeyboardInterrupt from None
