@@ -280,6 +280,25 @@ FAULTS = [
         ("server/writes.py", "is_free = document_id not in since.ids", "is_free = True"),
         ("server/writes.py", "                self._taken.discard(document_id)\n", ""),
     ),
+    *_all(
+        "test_server_command.py",
+        ("server/place.py", "    if not 0 <= port <= _HIGHEST_PORT:", "    if port < 0:"),
+        ("server/place.py", "if error.errno == errno.EADDRINUSE:", "if False:"),
+        ("server/place.py", "if isinstance(error, socket.gaierror):", "if False:"),
+        ("server/place.py", "taken.bind((host, port))", "taken.bind((host, port)), taken.listen()"),
+        ("inspection.py", "if _has_chunks(folder) or not (names", "if _has_chunks(folder) or (names"),
+        ("server/engines.py", "stack.callback(engine.close)", "engine.close()"),
+    ),
+    *_all(
+        "test_replicas.py -k 'before_ray or stack_trace or ready_and_not or why_in_the_replica'",
+        ("replicas/checking.py", "    if count < 1:", "    if False:"),
+        ("replicas/checking.py", 'if engine.get("repair") is not None:', "if False:"),
+        ("replicas/checking.py", "        find_model(options.model)\n", ""),
+        ("replicas/checking.py", "        _check_folder(stores.folder)\n", ""),
+        ("replicas/starting.py", "for line in reversed(lines) if _ERROR", "for line in lines if _ERROR"),
+        ("replicas/serving.py", "            place.listen()\n", ""),
+        ("replicas/logs.py", '            logger.exception("%s %s failed"', '            str("%s %s failed"'),
+    ),
     # Earlier prompts, and documents that change.
     *_all(
         "test_engine.py -k 'inside_a_chunk'",
