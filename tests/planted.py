@@ -297,7 +297,7 @@ FAULTS = [
         ("replicas/checking.py", "        _check_folder(stores.folder)\n", ""),
         ("replicas/starting.py", "for line in reversed(lines) if _ERROR", "for line in lines if _ERROR"),
         ("replicas/serving.py", "            place.listen()\n", ""),
-        ("replicas/logs.py", '            logger.exception("%s %s failed"', '            str("%s %s failed"'),
+        ("replicas/logs.py", 'logger.exception("a request has failed', 'logger.debug("a request has failed'),
     ),
     # Earlier prompts, and documents that change.
     *_all(
