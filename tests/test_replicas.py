@@ -287,7 +287,8 @@ def test_what_a_replica_would_refuse_is_refused_before_ray_is_started(options, g
         serve_replicas(replace(options, **given), 1, place, announce=pytest.fail, log_level="warning")
 
 
-def test_no_replicas_are_refused_before_ray_is_started(options):
+def test_no_replicas_are_refused_before_ray_is_started(options, monkeypatch):
+    monkeypatch.setattr(serving, "_start_ray", lambda address: pytest.fail("Ray is started"))
     with taken_place("127.0.0.1", 0) as place, pytest.raises(ValueError, match="there would be 0 replicas"):
         serve_replicas(options, 0, place, announce=pytest.fail, log_level="warning")
 
