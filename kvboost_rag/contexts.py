@@ -54,8 +54,9 @@ def other_context_ids(renderer: Renderer, tokens: Tokens, contexts: Sequence[str
     It differs from the canonical context as much as it can: the head alone where documents are encoded behind texts,
     the head and a text where they are not. From one text to another, little changes that tells the tokens apart.
     """
-    head = context_ids(renderer, tokens, ())
-    return head if contexts and len(head) else context_ids(renderer, tokens, [_probe(contexts)])
+    if contexts and len(head := context_ids(renderer, tokens, ())):
+        return head
+    return context_ids(renderer, tokens, [_probe(contexts)])
 
 
 def _probe(contexts: Sequence[str]) -> str:

@@ -268,9 +268,9 @@ FAULTS = [
     ),
     *_all(
         "test_sensitivity.py",
-        ("contexts.py", "return head if contexts and len(head) else", "return head if len(head) else"),
-        ("contexts.py", "return head if contexts and len(head) else", "return head if contexts else"),
-        ("contexts.py", "return head if contexts and len(head) else", "return"),
+        ("contexts.py", "if contexts and len(head := context_ids(", "if len(head := context_ids("),
+        ("contexts.py", "if contexts and len(head := context_ids(", "if contexts and 1 + len(head := context_ids("),
+        ("contexts.py", "if contexts and len(head := context_ids(", "if not contexts and len(head := context_ids("),
         ("contexts.py", "PROBE_TEXT if PROBE_TEXT not in contexts else CONTEXT_TEXTS[0]", "PROBE_TEXT"),
     ),
     *_all(

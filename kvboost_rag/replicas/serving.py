@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from logging.config import dictConfig
 from types import FrameType
 
 import ray
@@ -145,7 +144,7 @@ def _start_ray(address: str | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Replicas' stderr comes to ours, and Ray Serve's own lines go to its files instead; a cluster has its own way.
     os.environ.setdefault("RAY_SERVE_LOG_TO_STDERR", "0")
-    dictConfig({"version": 1, "incremental": True, "loggers": {"ray.serve": {"level": "WARNING"}}})
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         if address is None:
             ray.init(address="local", include_dashboard=False, logging_level=logging.WARNING)
