@@ -31,6 +31,8 @@ def calls(name: str) -> Iterator[tuple[Path, ast.Call]]:
 
 def test_every_logger_is_under_the_librarys_name():
     named = [(path, call.args[0]) for path, call in calls("logging.getLogger")]
+    # Not ours, and nothing is written to it: the command that starts replicas sets its level.
+    named = [(path, name) for path, name in named if ast.unparse(name) != "'ray.serve'"]
     assert len(named) >= 20
     for path, name in named:
         text = name.value if isinstance(name, ast.Constant) else None
