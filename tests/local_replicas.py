@@ -1,16 +1,20 @@
-"""Replicas and their front in one process and event loop, for tests of what passes between them; Ray is not started."""
+"""Replicas and their front in one process, for tests of what passes between them; Ray is not started."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+import threading
+from contextlib import aclosing, contextmanager
 from types import SimpleNamespace
 
 import httpx
-from live_server import KEYS, OPTIONS, RED
+import uvicorn
+from live_server import KEYS, OPTIONS, RED, eventually
+from tiny import tiny_model, tiny_tokenizer
 
 from kvboost_rag.replicas import ReplicaOptions, create_front, replica
 from kvboost_rag.replicas.replica import Replica
+from kvboost_rag.replicas.serving import FrontServer
 from kvboost_rag.server import Limits
 
 
@@ -23,6 +27,8 @@ class LocalReplicas:
         By name.
     chosen
         Name of the one that gets the next request.
+    front
+        The application in front of them.
     on_the_way, begun
         Awaited before it gets a request, and when its response has begun; once, because it may ask something itself.
     """
@@ -33,7 +39,7 @@ class LocalReplicas:
         monkeypatch.setattr(replica, "share_one_heap", heap)
         self.replicas = {name: self._made(name, options, monkeypatch) for name in names}
         self.chosen = names[0]
-        self.on_the_way = self.begun = None
+        self.front = self.on_the_way = self.begun = None
         self.answer = SimpleNamespace(remote=lambda *given, **named: Answer(self._answer(*given, **named)))
 
     def _made(self, name, options, monkeypatch):
@@ -85,6 +91,30 @@ def local_front(folder, monkeypatch, limits=None, heap=lambda: True, **engine):
     """Make two replicas of a saved model, their front, and a client of it that is used in one event loop."""
     options = ReplicaOptions(str(folder), "tiny", KEYS, limits or Limits(max_concurrent=4), OPTIONS | engine)
     local = LocalReplicas(options, monkeypatch, heap)
-    transport = httpx.ASGITransport(create_front(local, options))
+    local.front = create_front(local, options)
+    transport = httpx.ASGITransport(local.front)
     headers = {"Authorization": f"Bearer {RED}"}
     return local, httpx.AsyncClient(transport=transport, base_url="http://front", headers=headers, timeout=60)
+
+
+def saved_model(tmp_path_factory):
+    """Save a tiny model; return its folder."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_model("llama").save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@contextmanager
+def served(app, limits):
+    """Serve a front; yields the server."""
+    config = uvicorn.Config(app, port=0, log_config=None, http="h11", ws="none")
+    server = FrontServer(config, app.state.front.requests, limits)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        eventually(lambda: server.started)
+        yield server
+    finally:
+        server.should_exit = True
+        thread.join(60)

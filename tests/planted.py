@@ -330,17 +330,33 @@ FAULTS = [
         ("replicas/handing.py", "_TRIES: Final = 5", "_TRIES: Final = 1"),
     ),
     *_all(
-        "test_replicas.py -k had_a_place",
+        "test_front.py -k had_a_place",
         ("replicas/handing.py", "or was_taken and _is_full(error)", ""),
         ("replicas/handing.py", "was_taken = left < _TRIES - 1", "was_taken = True"),
     ),
     *_all(
-        "test_replicas.py -k 'since_a_chat or left_nowhere or notes_what or has_not_seen'",
+        "test_front.py -k 'since_a_chat or left_nowhere or notes_what or has_not_seen'",
         ("replicas/catalogue.py", "            if is_free:\n", "            if True:\n"),
         ("replicas/catalogue.py", "if name in since.ids and name not in known", "if False"),
         ("replicas/replica.py", "        with tenant.writes.writing(document_id):\n", "        if True:\n"),
-        ("replicas/replica.py", "            if is_free and tenant", "            if tenant"),
+        ("server/documents.py", "if is_free and (known != document if replaces", "if (known != document if replaces"),
+        ("server/documents.py", "(known != document if replaces else known is None)", "known is None"),
         ("replicas/answers.py", "if not isinstance(d, str) and d.id in there", "if False"),
+    ),
+    *_all(
+        "test_front.py -k 'that_stops or no_longer or has_not_begun or second_signal or reads_nothing'",
+        ("replicas/requests.py", "elif self._requests.is_draining:", "elif False:"),
+        ("replicas/requests.py", '_ALWAYS_ANSWERED = ("/health", "/metrics")', '_ALWAYS_ANSWERED = ("/metrics",)'),
+        (
+            "replicas/requests.py", "for end in self._ends if value else ():",
+            "for end in ():",
+        ),
+        ("replicas/requests.py", "        if self._is_over:\n", "        if False:\n"),
+        ("replicas/requests.py", "                self._requests.busy -= 1", "                pass"),
+        ("replicas/handing.py", "await requests.unless_over(anext(items, None))", "await anext(items, None)"),
+        ("replicas/handing.py", "requests.unless_over(anext(items)))", "anext(items))"),
+        ("replicas/handing.py", "            self._requests.stuck.inc()\n", ""),
+        ("replicas/serving.py", "self.should_exit = self.force_exit = True", "super()._end(sig, frame)"),
     ),
     # Cards, pictures and notebooks.
     *_all(

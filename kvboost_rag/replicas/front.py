@@ -16,9 +16,11 @@ from kvboost_rag.replicas.catalogue import Catalogue
 from kvboost_rag.replicas.figures import together
 from kvboost_rag.replicas.handing import Task, ask_all, asked_of
 from kvboost_rag.replicas.options import ReplicaOptions
+from kvboost_rag.replicas.requests import CountRunning, FrontRequests
 from kvboost_rag.replicas.service import Front, FrontService
 from kvboost_rag.server.auth import OPERATOR
 from kvboost_rag.server.bodies import LimitBody
+from kvboost_rag.server.draining import health_of
 from kvboost_rag.server.errors import ApiError
 from kvboost_rag.server.first_check import CheckKey
 from kvboost_rag.server.handlers import HANDLERS
@@ -45,8 +47,10 @@ def create_front(
         As for :func:`kvboost_rag.server.create_app`.
     """
     app = FastAPI(title="kvboost_rag", docs_url=None, redoc_url=None, openapi_url=None)
-    app.state.front = FrontService(handle, options, Catalogue(options.limits.max_known_documents))
     limits = options.limits
+    requests = FrontRequests(limits.send_timeout)
+    app.state.front = FrontService(handle, options, Catalogue(limits.max_known_documents), requests)
+    app.add_middleware(CountRunning, requests=requests)
     app.add_middleware(LimitBody, max_bytes=limits.max_body_bytes, seconds=limits.receive_timeout)
     app.add_middleware(CheckKey, keys=options.keys)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
@@ -58,20 +62,21 @@ def create_front(
 
 
 @router.api_route("/health", methods=["GET", "HEAD"])
-async def health() -> dict[str, str]:
-    """Say that requests are taken."""
-    return {"status": "ok"}
+async def health(front: Front) -> Response:
+    """Say whether requests are taken."""
+    return health_of(front.requests)
 
 
 @router.get("/metrics")
 async def metrics(request: Request, front: Front) -> Response:
-    """Return the figures of all replicas for Prometheus."""
+    """Return the figures of the front and of all replicas for Prometheus."""
     keys = front.options.keys
     if keys.namespace(request.headers.get("authorization")) != OPERATOR and keys.digests:
         raise ApiError(
             403, "the metrics tell about all namespaces; send the key of the namespace '*'", "wrong_kind_of_key"
         )
-    return Response(together(dict(await ask_all(front.handle, "figures"))), media_type=CONTENT_TYPE_LATEST)
+    figures = {"front": front.requests.figures(), **dict(await ask_all(front.handle, "figures"))}
+    return Response(together(figures), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/v1/models")

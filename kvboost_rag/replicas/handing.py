@@ -17,6 +17,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import Receive, Scope, Send
 
 from kvboost_rag.replicas.carrying import Asked, Begun
+from kvboost_rag.replicas.requests import FrontRequests
 from kvboost_rag.server.connections import NobodyReads, in_time
 from kvboost_rag.server.errors import ApiError, api_error
 from kvboost_rag.server.running import unless_gone
@@ -64,9 +65,9 @@ async def asked_of(request: Request) -> Asked:
 
 
 async def hand_over(
-    handle: DeploymentHandle[Any], request: Request, task: Task, *, send_timeout: float
+    handle: DeploymentHandle[Any], request: Request, task: Task, requests: FrontRequests
 ) -> Response:
-    """Let a replica answer; a stream of which the client takes nothing for ``send_timeout`` seconds is broken off.
+    """Let a replica answer; a stream of which the client takes nothing any more is broken off.
 
     A replica that dies before its response began, which is its end for all but streams, costs the client nothing but
     time: another one gets the request.
@@ -74,18 +75,18 @@ async def hand_over(
     Raises
     ------
     ApiError
-        429 if all replicas have more to do than they may, 503 if one replica after the other dies, and what else the
-        replica refuses or fails at.
+        429 if all replicas have more to do than they may, 503 if one replica after the other dies or the front must not
+        wait any longer, and what else the replica refuses or fails at.
     ClientGone
         If nobody waits for the answer any more; the replica stops computing then.
     """
     items = _items(handle, task)
-    begun = await unless_gone(request, anext(items))
+    begun = await unless_gone(request, requests.unless_over(anext(items)))
     if not isinstance(begun, dict):
         raise TypeError("a response began with bytes")
     headers = {name: value for name, value in begun["headers"] if name not in _OWN}
     is_stream = headers.get(b"content-type", b"").startswith(b"text/event-stream")
-    response = _Followed(begun, items, send_timeout) if is_stream else Response(begun["body"], begun["status"])
+    response = _Followed(begun, items, requests) if is_stream else Response(begun["body"], begun["status"])
     if not is_stream:
         await items.aclose()
         headers[b"content-length"] = str(len(begun["body"])).encode()
@@ -161,24 +162,28 @@ def _told(error: BaseException) -> ApiError:
 class _Followed(StreamingResponse):
     """A stream, closed at the replica when the client is gone or does not read."""
 
-    def __init__(self, begun: Begun, items: AsyncGenerator[Begun | bytes, None], seconds: float) -> None:
-        super().__init__(_bytes(begun, items), begun["status"])
+    def __init__(self, begun: Begun, items: AsyncGenerator[Begun | bytes, None], requests: FrontRequests) -> None:
+        super().__init__(_bytes(begun, items, requests), begun["status"])
         self._items = items
-        self._seconds = seconds
+        self._requests = requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        seconds = self._requests.send_timeout
         try:
-            await super().__call__(scope, receive, in_time(send, self._seconds))
+            await super().__call__(scope, receive, in_time(send, seconds))
         except NobodyReads:
-            logger.warning("a stream is broken off: %s has read nothing for %g seconds", scope["client"], self._seconds)
+            logger.warning("a stream is broken off: %s has read nothing for %g seconds", scope["client"], seconds)
+            self._requests.stuck.inc()
         finally:
             await self._items.aclose()
 
 
-async def _bytes(begun: Begun, items: AsyncGenerator[Begun | bytes, None]) -> AsyncGenerator[bytes, None]:
+async def _bytes(
+    begun: Begun, items: AsyncGenerator[Begun | bytes, None], requests: FrontRequests
+) -> AsyncGenerator[bytes, None]:
     yield begun["body"]
     try:
-        async for item in items:
+        while (item := await requests.unless_over(anext(items, None))) is not None:
             if isinstance(item, bytes):
                 yield item
     except ApiError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import ray
@@ -15,10 +16,10 @@ from kvboost_rag.replicas.carrying import Asked, Begun, answered
 from kvboost_rag.replicas.logs import log_to_stderr, logging_failures
 from kvboost_rag.replicas.options import ReplicaOptions
 from kvboost_rag.server import Engines, Service, create_app
+from kvboost_rag.server.documents import keep_documents
 from kvboost_rag.server.heap import share_one_heap
 from kvboost_rag.server.running import working
 from kvboost_rag.server.service import Tenant
-from kvboost_rag.server.writes import Since
 from kvboost_rag.types import Document
 
 __all__ = ["Replica"]
@@ -74,7 +75,8 @@ class Replica:
         # Most often all are there, and then the request waits for no second place.
         new = await to_thread.run_sync(_missing, tenant, known)
         if new:
-            async with aclosing(working(self._service, tenant, lambda: _keep(tenant, new, since))) as kept:
+            keep = partial(keep_documents, tenant, new, since, replaces=True)
+            async with aclosing(working(self._service, tenant, keep)) as kept:
                 async for _ in kept:
                     pass
 
@@ -104,18 +106,6 @@ class Replica:
 def _missing(tenant: Tenant, known: Sequence[Mapping[str, Any]]) -> list[Document]:
     documents = [Document(**fields) for fields in known]
     return [document for document in documents if tenant.engine.get_document(document.id) != document]
-
-
-def _keep(tenant: Tenant, documents: Sequence[Document], since: Since) -> Generator[None, None, None]:
-    """Add documents that came with a request, but for those that were written or deleted since.
-
-    Yields after each, so that it can be broken off.
-    """
-    for document in documents:
-        with tenant.writes.unless_written(document.id, since) as is_free:
-            if is_free and tenant.engine.get_document(document.id) != document:
-                tenant.engine.add_documents([document])
-        yield
 
 
 def _device() -> str | None:

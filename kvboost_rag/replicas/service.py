@@ -12,6 +12,7 @@ from ray.serve.handle import DeploymentHandle
 from kvboost_rag.replicas.catalogue import Catalogue
 from kvboost_rag.replicas.handing import Task, hand_over
 from kvboost_rag.replicas.options import ReplicaOptions
+from kvboost_rag.replicas.requests import FrontRequests
 from kvboost_rag.server.auth import OPERATOR
 from kvboost_rag.server.errors import ApiError
 
@@ -30,15 +31,18 @@ class FrontService:
         The replicas' own.
     catalogue
         The documents of all namespaces.
+    requests
+        Those that run.
     """
 
     handle: DeploymentHandle[Any]
     options: ReplicaOptions
     catalogue: Catalogue
+    requests: FrontRequests
 
     async def hand_over(self, request: Request, task: Task) -> Response:
         """Let a replica answer; see :func:`kvboost_rag.replicas.handing.hand_over`."""
-        return await hand_over(self.handle, request, task, send_timeout=self.options.limits.send_timeout)
+        return await hand_over(self.handle, request, task, self.requests)
 
 
 async def _front(request: Request) -> FrontService:

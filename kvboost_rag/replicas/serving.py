@@ -20,38 +20,18 @@ from kvboost_rag.replicas.front import create_front
 from kvboost_rag.replicas.logs import TellFailures
 from kvboost_rag.replicas.options import ReplicaOptions
 from kvboost_rag.replicas.starting import are_running, start_replicas, stop_replicas
-from kvboost_rag.server.connections import IdleConnections
+from kvboost_rag.server.draining import LAST_SECONDS, DrainingServer
 from kvboost_rag.server.lifecycle import allowed_hosts
-from kvboost_rag.server.limits import Limits
 from kvboost_rag.server.place import Place
 
 __all__ = ["FrontServer", "check_room", "serve_replicas"]
 
 
-class FrontServer(uvicorn.Server):
-    """Serves the front; a signal does not end the process, as uvicorn's own would before the replicas are stopped.
+class FrontServer(DrainingServer):
+    """Serves the front; no signal ends the process, as uvicorn's second would before the replicas are stopped."""
 
-    Parameters
-    ----------
-    config
-        Of uvicorn.
-    limits
-        Say how long a connection may be idle.
-    """
-
-    def __init__(self, config: uvicorn.Config, limits: Limits) -> None:
-        super().__init__(config)
-        self._idle = IdleConnections(limits.receive_timeout)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Let running requests end at the first signal, and break them off at the second."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
-
-    async def on_tick(self, counter: int) -> bool:
-        """Look, ten times a second, for connections over which nobody asks anything."""
-        self._idle.end(self.server_state.connections)
-        return await super().on_tick(counter)
+    def _end(self, sig: int, frame: FrameType | None) -> None:
+        self.should_exit = self.force_exit = True
 
 
 def serve_replicas(
@@ -95,12 +75,12 @@ def serve_replicas(
             app = create_front(start_replicas(options, count), options, hosts=allowed_hosts(place.host, options.keys))
             config = uvicorn.Config(
                 app, http="h11", ws="none", log_level=log_level, log_config=None, server_header=False,
-                timeout_graceful_shutdown=max(1, round(options.limits.drain)),
+                timeout_graceful_shutdown=LAST_SECONDS,
             )  # fmt: skip
             app.add_middleware(TellFailures)
             place.listen()
             announce(place.url)
-            FrontServer(config, options.limits).run(sockets=[place.socket])
+            FrontServer(config, app.state.front.requests, options.limits).run(sockets=[place.socket])
         finally:
             stop_replicas()
 

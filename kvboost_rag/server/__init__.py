@@ -9,8 +9,9 @@ if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "prometheus_cl
 
 from kvboost_rag.server.app import create_app
 from kvboost_rag.server.auth import Keys, check_host
+from kvboost_rag.server.draining import DrainingServer
 from kvboost_rag.server.engines import Engines
-from kvboost_rag.server.lifecycle import DrainingServer, make_server, serve
+from kvboost_rag.server.lifecycle import make_server, serve
 from kvboost_rag.server.limits import Limits
 from kvboost_rag.server.place import Place, taken_place
 from kvboost_rag.server.service import Service

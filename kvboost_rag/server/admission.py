@@ -9,6 +9,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from kvboost_rag.server.draining import broken_off, refused
 from kvboost_rag.server.errors import ApiError
 from kvboost_rag.server.limits import Limits
 
@@ -82,7 +83,7 @@ class Admission:
     def check_time(self) -> None:
         """Raise ApiError 503 when the server must not wait any longer; asked in worker threads, too."""
         if self.is_over:
-            raise ApiError(503, "the server stops, and the answer was broken off; ask again later", "stopping")
+            raise broken_off()
 
     async def _turn(self, namespace: str) -> None:
         """Wait until a place is handed over."""
@@ -112,10 +113,7 @@ class Admission:
 
     def _check(self, namespace: str) -> None:
         if self.is_draining:
-            raise ApiError(
-                503, "the server is about to stop; ask another one, or again later", "stopping",
-                headers={"Retry-After": "5", "Connection": "close"},
-            )  # fmt: skip
+            raise refused()
         if self.active < self._limits.max_concurrent:
             return
         if self.waiting >= self._limits.max_queue:

@@ -7,13 +7,14 @@ from contextlib import asynccontextmanager
 
 from anyio import to_thread
 from fastapi import FastAPI
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from kvboost_rag.server import chat, completions, document_routes, models
 from kvboost_rag.server.bodies import LimitBody
 from kvboost_rag.server.counting import CountRequests
+from kvboost_rag.server.draining import health_of
 from kvboost_rag.server.first_check import CheckKey
 from kvboost_rag.server.handlers import HANDLERS
 from kvboost_rag.server.service import Operator, Served, Service
@@ -58,9 +59,7 @@ async def _closing_engines(app: FastAPI) -> AsyncIterator[None]:
 
 async def _health(service: Served) -> Response:
     """Say whether requests are taken; waits for nothing."""
-    if service.admission.is_draining:
-        return JSONResponse({"status": "stopping"}, 503)
-    return JSONResponse({"status": "ok"})
+    return health_of(service.admission)
 
 
 def _metrics(service: Served) -> Response:

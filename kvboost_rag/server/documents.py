@@ -66,14 +66,17 @@ def new_documents(engine: KVBoostEngine, chosen: Sequence[Document], limits: Lim
     return list(new.values())
 
 
-def keep_documents(caller: Tenant, new: Sequence[Document], since: Since) -> Generator[None, None, None]:
-    """Add documents that a request brought, but for those that were written or deleted since it came.
+def keep_documents(
+    caller: Tenant, given: Sequence[Document], since: Since, *, replaces: bool = False
+) -> Generator[None, None, None]:
+    """Add documents that came with a request, but for those that were written or deleted since.
 
-    Yields after each, so that it can be broken off.
+    Yields after each, so that it can be broken off. A known id keeps its text unless ``replaces`` says otherwise.
     """
-    for document in new:
+    for document in given:
         with caller.writes.unless_written(document.id, since) as is_free:
-            if is_free and caller.engine.get_document(document.id) is None:
+            known = caller.engine.get_document(document.id)
+            if is_free and (known != document if replaces else known is None):
                 caller.engine.add_documents([document])
         yield
 

@@ -1,77 +1,20 @@
-"""Starting, and stopping without breaking off what runs."""
+"""Making the server of a service, and serving."""
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable
-from types import FrameType
 
 import uvicorn
 
 from kvboost_rag.server.app import create_app
 from kvboost_rag.server.auth import Keys, is_loopback
-from kvboost_rag.server.connections import IdleConnections
+from kvboost_rag.server.draining import LAST_SECONDS, DrainingServer
 from kvboost_rag.server.place import Place
 from kvboost_rag.server.service import Service
 
-__all__ = ["DrainingServer", "allowed_hosts", "make_server", "serve"]
-
-logger = logging.getLogger("kvboost_rag.server")
+__all__ = ["allowed_hosts", "make_server", "serve"]
 
 _LOCAL = ("127.0.0.1", "localhost", "::1", "[::1]")
-# For a last forward, and to write what is left to those who were broken off.
-_LAST_SECONDS = 5
-
-
-class DrainingServer(uvicorn.Server):
-    """A server that at the first signal refuses new requests by status 503 and lets running ones end.
-
-    A second signal ends it at once.
-
-    Parameters
-    ----------
-    config
-        Of uvicorn.
-    service
-        Knows what runs.
-    """
-
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
-        super().__init__(config)
-        self._service = service
-        self._deadline: float | None = None
-        self._idle = IdleConnections(service.limits.receive_timeout)
-
-    @property
-    def port(self) -> int:
-        """The port that it listens on, once it has started."""
-        port: int = self.servers[0].sockets[0].getsockname()[1]
-        return port
-
-    def drain(self) -> None:
-        """Refuse new requests from now on, and stop when those that run have ended or their time is over."""
-        self._service.admission.is_draining = True
-        self._deadline = time.monotonic() + self._service.limits.drain
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal."""
-        if self._deadline is None:
-            self.drain()
-        else:
-            super().handle_exit(sig, frame)
-
-    async def on_tick(self, counter: int) -> bool:
-        """Look, ten times a second, whether it is time to stop, and for whom."""
-        self._idle.end(self.server_state.connections)
-        if self._deadline is not None:
-            late = time.monotonic() - self._deadline
-            busy = self._service.admission.busy
-            if late >= 0 and busy and not self._service.admission.is_over:
-                logger.warning("%d requests are broken off", busy)
-                self._service.admission.is_over = True
-            self.should_exit = self.should_exit or not busy or late >= _LAST_SECONDS
-        return await super().on_tick(counter)
 
 
 def make_server(
@@ -80,11 +23,11 @@ def make_server(
     """Make a server for a host and port; 0 takes a free one."""
     config = uvicorn.Config(
         create_app(service, hosts=allowed_hosts(host, service.keys)), host=host, port=port, log_level=log_level,
-        server_header=False, log_config=None, timeout_graceful_shutdown=_LAST_SECONDS,
+        server_header=False, log_config=None, timeout_graceful_shutdown=LAST_SECONDS,
         # h11 limits the headers' size, and there are no websockets.
         http="h11", ws="none",
     )  # fmt: skip
-    return DrainingServer(config, service)
+    return DrainingServer(config, service.admission, service.limits)
 
 
 def allowed_hosts(host: str, keys: Keys) -> tuple[str, ...]:

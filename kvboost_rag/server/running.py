@@ -15,7 +15,7 @@ from fastapi import Request
 from kvboost_rag.server.errors import api_error
 from kvboost_rag.server.service import Service, Tenant
 
-__all__ = ["ClientGone", "unless_gone", "working"]
+__all__ = ["ClientGone", "unless", "unless_gone", "working"]
 
 T = TypeVar("T")
 _END: Final = object()
@@ -80,17 +80,21 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     ClientGone
         If it has closed it; the work is cancelled then.
     """
-    doing = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
+    return await unless(_disconnected(request), work, ClientGone())
+
+
+async def unless(end: Awaitable[object], work: Awaitable[T], error: Exception) -> T:
+    """Await work; once ``end`` comes before it, cancel it and raise an error instead."""
+    doing, ending = asyncio.ensure_future(work), asyncio.ensure_future(end)
     try:
-        await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({doing, ending}, return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
-            raise ClientGone
+            raise error
         return doing.result()
     finally:
         doing.cancel()
-        gone.cancel()
-        await asyncio.wait({doing, gone})
+        ending.cancel()
+        await asyncio.wait({doing, ending})
 
 
 async def _disconnected(request: Request) -> None:
