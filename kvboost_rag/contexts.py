@@ -13,7 +13,7 @@ from kvboost_rag.prompt import Renderer
 from kvboost_rag.tokens import Tokens
 from kvboost_rag.types import TokenIds
 
-__all__ = ["context_ids", "context_texts", "other_context_ids"]
+__all__ = ["context_texts", "head_ids", "other_context_ids", "text_ids"]
 
 logger = logging.getLogger("kvboost_rag")
 
@@ -33,19 +33,20 @@ def context_texts(texts: Sequence[str] | Literal["generic"]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def context_ids(renderer: Renderer, tokens: Tokens, contexts: Sequence[str]) -> TokenIds:
-    """Compose head and contexts as they stand in a prompt, ``[tokens]`` int64."""
+def head_ids(renderer: Renderer, tokens: Tokens) -> TokenIds:
+    """Compose the head as it stands in a prompt, ``[tokens]`` int64; empty, with a warning, where there is none."""
     try:
         head = renderer.head
     except ValueError as error:
         logger.warning("documents are encoded without a head, so none is ever exact: %s", error)
-        ids = []
-    else:
-        ids = [] if renderer.uses_template else [tokens.start(head)]
-        ids.append(tokens.template(head, first=True, goes_on=True))
-    for text in contexts:
-        ids += [tokens.document(text.strip()), tokens.template(renderer.separator, goes_on=True)]
-    return np.concatenate(ids) if ids else np.empty(0, dtype=np.int64)
+        return np.empty(0, dtype=np.int64)
+    start = [] if renderer.uses_template else [tokens.start(head)]
+    return np.concatenate([*start, tokens.template(head, first=True, goes_on=True)])
+
+
+def text_ids(renderer: Renderer, tokens: Tokens, text: str) -> TokenIds:
+    """Compose a text as a document of its own stands in a prompt, and what follows it there, ``[tokens]`` int64."""
+    return np.concatenate([tokens.document(text.strip()), tokens.template(renderer.separator, goes_on=True)])
 
 
 def other_context_ids(renderer: Renderer, tokens: Tokens, contexts: Sequence[str]) -> TokenIds:
@@ -54,9 +55,10 @@ def other_context_ids(renderer: Renderer, tokens: Tokens, contexts: Sequence[str
     It differs from the canonical context as much as it can: the head alone where documents are encoded behind texts,
     the head and a text where they are not. From one text to another, little changes that tells the tokens apart.
     """
-    if contexts and len(head := context_ids(renderer, tokens, ())):
+    head = head_ids(renderer, tokens)
+    if contexts and len(head):
         return head
-    return context_ids(renderer, tokens, [_probe(contexts)])
+    return np.concatenate([head, text_ids(renderer, tokens, _probe(contexts))])
 
 
 def _probe(contexts: Sequence[str]) -> str:

@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kvboost_rag.canonical import CanonicalContext, ContextKV
 from kvboost_rag.chunking import Chunker
 from kvboost_rag.errors import ContextWindowError
-from kvboost_rag.keys import chain, content_key, prefix_seed
-from kvboost_rag.model import KVCache, ModelRunner
+from kvboost_rag.keys import chain, content_key
+from kvboost_rag.model import ModelRunner
 from kvboost_rag.quantize import KVFormat
 from kvboost_rag.sensitivity import SensitivityMeter
 from kvboost_rag.tokens import Tokens
 from kvboost_rag.types import Chunk, ChunkKey, ChunkKV, Document, TokenIds
 
-__all__ = ["CanonicalContext", "Encoder"]
+__all__ = ["Encoder"]
 
 # Rows times padded length of one ingest forward: enough rows for a CPU, little padding.
 _BATCH_TOKENS = 512
-
-
-@dataclass(frozen=True, eq=False)
-class CanonicalContext:
-    """What every document is encoded after.
-
-    Parameters
-    ----------
-    token_ids
-        The head (beginning of text, template, system text, lead-in), then generic documents if there are any.
-    key
-        Prefix key of the context; part of the identity of every chunk encoded after it.
-    """
-
-    token_ids: TokenIds
-    key: str
-
-    @classmethod
-    def of(cls, fingerprint: str, token_ids: TokenIds) -> CanonicalContext:
-        """Make the context of these tokens for the model with this fingerprint."""
-        return cls(token_ids, chain(prefix_seed(fingerprint), token_ids))
 
 
 class Encoder:
@@ -83,20 +63,7 @@ class Encoder:
         self._meter = meter
         self._kv_format = kv_format
         self.context = context
-        self._context_kv = self._encode_context()
-
-    @property
-    def context_kv(self) -> KVCache:
-        """KV of the canonical context, at positions ``0 .. len(context) - 1``."""
-        return self._context_kv
-
-    def _encode_context(self) -> KVCache:
-        ids = torch.from_numpy(self.context.token_ids).to(self._runner.device)
-        cache = self._runner.new_cache(len(ids))
-        if len(ids):
-            positions = torch.arange(len(ids), device=ids.device)
-            self._runner.encode(ids[None], positions, positions, cache, len(ids))
-        return cache
+        self.context_kv = ContextKV(context, runner)
 
     def chunks(self, document: Document) -> tuple[Chunk, ...]:
         """Cut a document into chunks, with their keys.
@@ -112,7 +79,7 @@ class Encoder:
         ids, offsets = self._tokens.document_with_offsets(text)
         if not len(ids):
             raise ValueError(f"document {document.id!r} is empty; leave it out or give it text")
-        window, needed = self._runner.architecture.longest, len(self.context.token_ids) + len(ids)
+        window, needed = self._runner.architecture.longest, self.context.length + len(ids)
         kind = "" if window == self._runner.architecture.max_positions else " for reuse"
         if window is not None and needed > window:
             raise ContextWindowError(
@@ -155,21 +122,25 @@ class Encoder:
 
     def _encode_batch(self, ids: Sequence[TokenIds]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield keys, values and sensitivity of each document."""
-        runner, context = self._runner, len(self.context.token_ids)
+        runner, kv = self._runner, self.context_kv
+        begin, context = self.context.length, kv.cache.capacity
         width = max(len(i) for i in ids)
         # Padding stands behind a document's own tokens, where causal attention never looks.
         padded = np.stack([np.pad(i, (0, width - len(i)), mode="edge") for i in ids])
         cache = runner.new_cache(context + width, len(ids))
-        cache.keys[:, :, :, :context] = self._context_kv.keys
-        cache.values[:, :, :, :context] = self._context_kv.values
+        cache.keys[:, :, :, :context] = kv.cache.keys
+        cache.values[:, :, :, :context] = kv.cache.values
         slots = torch.arange(context, context + width, device=runner.device)
+        positions = slots - context + begin
         token_ids = torch.from_numpy(padded).to(runner.device)
-        runner.encode(token_ids, slots, slots, cache, context + width)
+        columns = kv.columns and kv.columns.followed_by(positions)
+        runner.encode(token_ids, positions, slots, cache, context + width, columns)
         sensitivities = self._meter.measure(token_ids, [len(i) for i in ids], cache.values[:, :, :, context:])
         rotation = runner.architecture.rotation
         for row, (own, sensitivity) in enumerate(zip(ids, sensitivities, strict=True)):
             end = context + len(own)
-            keys = rotation.unrotate(cache.keys[:, row, :, context:end], rotation.tables(context, end))
+            tables = rotation.tables(begin, begin + len(own))
+            keys = rotation.unrotate(cache.keys[:, row, :, context:end], tables)
             yield keys, cache.values[:, row, :, context:end], sensitivity
 
 

@@ -90,9 +90,10 @@ class KVBoostEngine(DocumentMethods, ScoringMethods):
     layout
         Places of documents that are handed over apart, and with them the canonical head.
     context_documents
-        Generic texts that every document is encoded after, behind the head; ``"generic"`` takes two that come along.
-        Closer to full prefill with the models that were measured (``docs/repair-frontier.md``), but then of no document
-        more than the first tokens right behind the head is exact, so none is the default.
+        Generic texts that every document is encoded after, each right behind the head and side by side with the others,
+        so that a document's KV is about their mean; ``"generic"`` takes those that come along. Closer to full prefill
+        with the models that were measured (``docs/repair-frontier.md``), but then of no document more than the first
+        tokens right behind the head is exact, so none is the default.
     chunker
         Chooses the chunks' boundaries.
     namespace

@@ -12,9 +12,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvboost_rag.answering import ReusePath
+from kvboost_rag.canonical import CanonicalContext
 from kvboost_rag.chunking import Chunker
-from kvboost_rag.contexts import context_ids, other_context_ids
-from kvboost_rag.encode import CanonicalContext, Encoder
+from kvboost_rag.contexts import head_ids, other_context_ids, text_ids
+from kvboost_rag.encode import Encoder
 from kvboost_rag.errors import ContextWindowError
 from kvboost_rag.keys import prefix_seed
 from kvboost_rag.model import ModelRunner, SpareMemory, check_build, check_support, fingerprint, model_lock
@@ -91,8 +92,10 @@ class SpaceMaker:
         """
         with model_lock(self.model):
             runner = check_support(self.model, self.spare)
-        context = CanonicalContext.of(fingerprint, context_ids(self.renderer, self.tokens, self.contexts))
-        _check_room(runner, len(context.token_ids))
+        head = head_ids(self.renderer, self.tokens)
+        texts = [text_ids(self.renderer, self.tokens, text) for text in self.contexts]
+        context = CanonicalContext.of(fingerprint, head, texts)
+        _check_room(runner, context.length)
         meter = SensitivityMeter(runner, other_context_ids(self.renderer, self.tokens, self.contexts))
         encoder = Encoder(runner, self.tokens, self.chunker, context, fingerprint, meter, self.kv_format)
         a = runner.architecture
@@ -101,23 +104,19 @@ class SpaceMaker:
             self.memory, self.usage, context.key, (a.layers, a.kv_heads, a.head_dim), a.dtype,
             partial(_prefill_rate, runner, context.token_ids),
         )  # fmt: skip
-        planner = Planner(store, prefix_seed(fingerprint), context.key, self._head_key(fingerprint))
+        # Where documents are encoded after more than the head.
+        head_key = CanonicalContext.of(fingerprint, head).key if texts else None
+        planner = Planner(store, prefix_seed(fingerprint), context.key, head_key)
         path = ReusePath(runner, planner, self.prefixes)
         return Space(fingerprint, store, Reuse(runner, encoder, planner, path, _head(encoder)))
-
-    def _head_key(self, fingerprint: str) -> str | None:
-        """Prefix key of the head alone, where documents are encoded after more than that."""
-        if not self.contexts:
-            return None
-        return CanonicalContext.of(fingerprint, context_ids(self.renderer, self.tokens, ())).key
 
 
 def _check_room(runner: ModelRunner, tokens: int) -> None:
     window = runner.architecture.longest
     if window is not None and tokens >= window:
         raise ContextWindowError(
-            f"head and context_documents have {tokens} tokens, but the model's context window is "
-            f"{window}; give fewer or shorter context_documents"
+            f"head and longest of the context_documents have {tokens} tokens, but the model's context window is "
+            f"{window}; give shorter context_documents"
         )
 
 
@@ -140,4 +139,4 @@ def _head(encoder: Encoder) -> Prefix | None:
     if not np.size(ids):
         return None
     span = Span(0, len(ids), SpanKind.COMPUTED)
-    return Prefix(ids, encoder.context_kv, (span,), "", pinned=True)
+    return Prefix(ids, encoder.context_kv.cache.sliced(0, len(ids)), (span,), "", pinned=True)

@@ -27,15 +27,18 @@ def reference_logits(engine: KVBoostEngine, plan: Plan, spans: Sequence[Span], s
     shift
         Moves the pieces by so many places: a mistake the test must notice.
     """
-    rows, ids = _Rows(), plan.token_ids
-    context = engine._encoder.context.token_ids
+    context = engine._encoder.context
+    rows, ids = _Rows(len(context.texts)), plan.token_ids
     provided = {p for s in spans if s.kind is SpanKind.APPROXIMATE for p in range(s.start, s.end)}
     computed = {s.end: s.tokens for s in plan.spans if s.reason == BEHIND_HEAD}
     for piece in plan.repairable:
         block = rows.new_block()
         # The document's first tokens, where they are computed in the prompt, were encoded here as well.
         start = piece.start - computed.get(piece.start, 0)
-        rows.add(context, np.arange(start - len(context), start) + shift, block, visible=False)
+        head = start - context.length + shift
+        rows.add(context.head, np.arange(head, head + len(context.head)), block, visible=False)
+        for lane, text in enumerate(context.texts, 1):
+            rows.add(text, np.arange(start - len(text), start) + shift, block, visible=False, lane=lane)
         rows.add(ids[start : piece.start], np.arange(start, piece.start) + shift, block, visible=False)
         for position in range(piece.start, piece.end):
             rows.add([ids[position]], [position + shift], block, visible=position in provided)
@@ -45,35 +48,44 @@ def reference_logits(engine: KVBoostEngine, plan: Plan, spans: Sequence[Span], s
 
 
 class _Rows:
-    """Tokens of the reference sequence with their positions and blocks (0 is the prompt itself)."""
+    """Tokens of the reference sequence with their positions, blocks and lanes.
 
-    def __init__(self) -> None:
+    Block 0 is the prompt itself. Within a block, lanes from 1 on are side by side and do not see each other; lane 0
+    sees all of them, each as one of so many.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self.side_by_side = lanes
         self.ids: list[int] = []
         self.positions: list[int] = []
         self.blocks: list[int] = []
         self.visible: list[bool] = []
+        self.lanes: list[int] = []
         self._blocks = 0
 
     def new_block(self) -> int:
         self._blocks += 1
         return self._blocks
 
-    def add(self, ids, positions, block: int, visible: bool) -> None:
+    def add(self, ids, positions, block: int, visible: bool, lane: int = 0) -> None:
         self.ids += [int(i) for i in ids]
         self.positions += [int(p) for p in positions]
         self.blocks += [block] * len(ids)
         self.visible += [visible] * len(ids)
+        self.lanes += [lane] * len(ids)
 
     def run(self, model) -> torch.Tensor:
         positions, blocks = torch.tensor(self.positions), torch.tensor(self.blocks)
-        visible = torch.tensor(self.visible)
+        visible, lanes = torch.tensor(self.visible), torch.tensor(self.lanes)
         causal = positions[None, :] <= positions[:, None]
-        same = blocks[None, :] == blocks[:, None]
+        shares = (lanes[:, None] == 0) | (lanes[None, :] == 0) | (lanes[None, :] == lanes[:, None])
+        same = (blocks[None, :] == blocks[:, None]) & shares
+        weight = torch.where((lanes[:, None] == 0) & (lanes[None, :] > 0), 1.0 / max(1, self.side_by_side), 1.0)
         # A prompt token sees every provider; a document's token sees its own block alone.
         seen = causal & torch.where(blocks[:, None] == 0, visible[None, :] | same, same)
         window = getattr(model.config, "sliding_window", None)
         sliding = seen & (positions[None, :] > positions[:, None] - window) if window else seen
-        masks = {"full_attention": _bias(seen), "sliding_attention": _bias(sliding)}
+        masks = {"full_attention": _bias(seen, weight), "sliding_attention": _bias(sliding, weight)}
         types = set(getattr(model.config, "layer_types", None) or ())
         mask = masks if len(types) > 1 else masks["sliding_attention" if window else "full_attention"]
         with torch.inference_mode():
@@ -86,5 +98,5 @@ class _Rows:
         return out.logits[0, -1]
 
 
-def _bias(seen: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min)[None, None]
+def _bias(seen: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return weight.log().masked_fill_(~seen, torch.finfo(torch.float32).min)[None, None]

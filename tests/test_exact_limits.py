@@ -30,6 +30,11 @@ TEXTS = {
 }
 DOCUMENTS = [Document(i, t) for i, t in TEXTS.items()]
 ANSWER = list(b"It ran home, I think.")
+# One text is a context as a prompt might have it; several are side by side, as no prompt has them.
+CONTEXTS = (
+    ["Another text stands here."],
+    ["Another text stands here.", "A second one, which is longer than the first one is.", "Third."],
+)
 FULL = ("random:1.0", "cacheblend:1.0", "selective:100000", "question:1.0", "sensitive:1.0")
 
 
@@ -181,9 +186,10 @@ def test_limit_4_sees_a_wrong_position(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("repair", ["none", "selective:5", "sensitive:0.2"])
-def test_limit_1_first_tokens_right_behind_the_head_are_exact_after_another_context(family, repair):
+@pytest.mark.parametrize("contexts", CONTEXTS, ids=len)
+def test_limit_1_first_tokens_right_behind_the_head_are_exact_after_another_context(family, repair, contexts):
     documents = ["zebra", "music", "zebra"]
-    with make_engine(family, context_documents=["Another text stands here."]) as engine:
+    with make_engine(family, context_documents=contexts) as engine:
         got = engine.deviation("Why did it run?", documents=documents, repair=repair)
         (first,) = [s for s in got.spans if s.reason == BEHIND_HEAD]
         assert (first.kind, first.tokens, first.document_id) == (SpanKind.COMPUTED, 16, "zebra")
@@ -200,8 +206,9 @@ def test_limit_1_first_tokens_right_behind_the_head_are_exact_after_another_cont
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("repair", ["none", "selective:5"])
-def test_limit_4_the_rest_of_that_document_equals_the_slow_reference(family, repair):
-    with make_engine(family, context_documents=["Another text stands here."]) as engine:
+@pytest.mark.parametrize("contexts", CONTEXTS, ids=len)
+def test_limit_4_the_rest_of_that_document_equals_the_slow_reference(family, repair, contexts):
+    with make_engine(family, context_documents=contexts) as engine:
         documents = ["zebra", "music", "zebra"]
         asked = Asked("Why did it run?", documents, {}, parse_repair(repair), True, 0)
         request = engine._compose(asked, Clock())
@@ -210,6 +217,21 @@ def test_limit_4_the_rest_of_that_document_equals_the_slow_reference(family, rep
         right, wrong = (reference_logits(engine, plan, got.report.spans, shift=shift) for shift in (0, 1))
         assert (got.logits[0] - right).abs().max() < 1e-3
         assert (got.logits[0] - wrong).abs().max() > 2e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_limit_4_a_text_beside_itself_is_that_text_alone(family):
+    made = [make_engine(family, context_documents=["Another text stands here."] * copies) for copies in (1, 3)]
+    one, three = (
+        [engine._store.get(c.key.prefix, c.token_ids) for r in engine._registry for c in r.chunks] for engine in made
+    )
+    assert len(one) >= len(DOCUMENTS)
+    for a, b in zip(one, three, strict=True):
+        assert a.chunk.key.prefix != b.chunk.key.prefix
+        assert (a.keys - b.keys).abs().max() < 1e-4
+        assert (a.values - b.values).abs().max() < 1e-4
+        # What documents are compared with for their sensitivity is the head in both.
+        assert (a.sensitivity - b.sensitivity).abs().max() < 1e-4
 
 
 def test_first_tokens_behind_the_head_do_not_hide_that_the_rest_is_missing():

@@ -9,7 +9,7 @@ from tiny import FAMILIES, tiny_model, tiny_tokenizer
 
 from kvboost_rag import Document, KVBoostEngine
 from kvboost_rag.chunking import AdaptiveChunker
-from kvboost_rag.contexts import context_ids
+from kvboost_rag.contexts import head_ids, text_ids
 from kvboost_rag.generic_texts import PROBE_TEXT
 from kvboost_rag.model import ModelRunner
 from kvboost_rag.prompt import Layout
@@ -68,7 +68,8 @@ def test_it_is_kept_with_the_chunks_in_both_tiers(tmp_path, contexts, others):
         ) as engine:
             engine.add_documents(documents)
             one = engine._encoder.context.token_ids.tolist()
-            other = context_ids(engine._renderer, engine._tokens, others).tolist()
+            parts = [text_ids(engine._renderer, engine._tokens, text) for text in others]
+            other = np.concatenate([head_ids(engine._renderer, engine._tokens), *parts]).tolist()
             for document in documents:
                 own = engine._tokens.document(document.text).tolist()
                 here, there = (encoded_values(engine._runner, c, own)[1:3] for c in (one, other))

@@ -62,8 +62,8 @@ class BenchOptions:
     repeats
         How often each TTFT is measured; the median counts.
     context_documents
-        Text file whose paragraphs (between blank lines) every document is encoded after; ``generic`` takes the texts
-        that comes along.
+        Text file whose paragraphs (between blank lines) every document is encoded after, side by side; ``generic``
+        takes the texts that come along.
     threads
         Of torch; None leaves them alone.
     seed

@@ -6,6 +6,7 @@ from kvboost_rag.model.batch import Row, can_share, forward_rows
 from kvboost_rag.model.cache import KVCache
 from kvboost_rag.model.fingerprint import fingerprint
 from kvboost_rag.model.locking import model_lock
+from kvboost_rag.model.masks import Columns
 from kvboost_rag.model.plain import PlainSession
 from kvboost_rag.model.rotation import Rotation, Tables
 from kvboost_rag.model.runner import ModelRunner
@@ -17,6 +18,7 @@ from kvboost_rag.model.watch import WeightsState, WeightsWatch
 __all__ = [
     "Architecture",
     "Chooser",
+    "Columns",
     "KVCache",
     "ModelRunner",
     "PlainSession",

@@ -104,6 +104,10 @@ class KVCache(Cache):
         self.values[layer].index_copy_(2, self.slots, values)
         return self.keys[layer, :, :, : self.length], self.values[layer, :, :, : self.length]
 
+    def sliced(self, start: int, end: int) -> KVCache:
+        """View of slots ``start`` to ``end``."""
+        return KVCache(self.keys[:, :, :, start:end], self.values[:, :, :, start:end])
+
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer at ``slots``: ``[batch, kv_heads, tokens, head_dim]`` each."""
         return self.keys[layer].index_select(2, slots), self.values[layer].index_select(2, slots)

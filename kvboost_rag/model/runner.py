@@ -17,6 +17,7 @@ from kvboost_rag.model.architecture import Architecture
 from kvboost_rag.model.attention import chosen_tokens_attention, eager_attention_watched
 from kvboost_rag.model.cache import KVCache, ProbeReached
 from kvboost_rag.model.locking import model_lock
+from kvboost_rag.model.masks import Columns
 from kvboost_rag.model.spare import SpareMemory
 from kvboost_rag.model.steering import Chooser, Halted, Steering, steered
 
@@ -172,7 +173,15 @@ class ModelRunner:
         return logits[0, -1].float()
 
     @torch.inference_mode()
-    def encode(self, token_ids: Tensor, positions: Tensor, slots: Tensor, cache: KVCache, length: int) -> None:
+    def encode(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        cache: KVCache,
+        length: int,
+        columns: Columns | None = None,
+    ) -> None:
         """Fill a cache without computing logits.
 
         Parameters
@@ -185,8 +194,11 @@ class ModelRunner:
             Of the same batch size.
         length
             Slots visible to attention.
+        columns
+            Of these slots, where attention can not take each slot for its position.
         """
-        self._run(self.architecture.decoder, token_ids, positions, slots, cache, length, {})
+        steps = {"columns": columns}
+        self._run(self.architecture.decoder, token_ids, positions, slots, cache, length, steps)
 
     @torch.inference_mode()
     def lower_values(self, token_ids: Tensor, slots: Tensor, cache: KVCache, length: int, layer: int) -> list[Tensor]:

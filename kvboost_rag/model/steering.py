@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from kvboost_rag.model.attention import Watcher, block_ends
 from kvboost_rag.model.cache import KVCache, ProbeReached
-from kvboost_rag.model.masks import as_bias, visibility
+from kvboost_rag.model.masks import Columns, as_bias, visibility
 
 __all__ = ["Chooser", "Halted", "Probe", "Steering", "steered"]
 
@@ -84,6 +84,8 @@ class Steering:
         The layer at whose input the forward ends with :class:`Halted`.
     watch
         Layers whose attention is handed to ``watcher``.
+    columns
+        Of all slots below the cache's length, where a slot is not its own position.
     """
 
     cache: KVCache
@@ -97,6 +99,7 @@ class Steering:
     halt: int | None = None
     watch: frozenset[int] = frozenset()
     watcher: Watcher | None = None
+    columns: Columns | None = None
     kept: Tensor | None = None
     masks: dict[int | None, Tensor | None] = field(default_factory=dict)
 
@@ -115,7 +118,8 @@ class Steering:
     def mask(self, layer: int) -> Tensor | None:
         """Additive mask ``[1, 1, tokens, length]`` of a layer for the tokens still in the forward."""
         window = self.windows[layer]
-        if window is not None and window >= self.cache.length:
+        # Slots that are not their own positions may be fewer than the positions that they span.
+        if window is not None and self.columns is None and window >= self.cache.length:
             window = None
         if window not in self.masks:
             self.masks[window] = self._build(window)
@@ -123,13 +127,16 @@ class Steering:
 
     def _build(self, window: int | None) -> Tensor | None:
         tokens, length = self.slots.numel(), self.cache.length
+        if self.columns is not None:
+            seen = visibility(self.positions, self.columns.positions, window)
+            return as_bias(seen, self.dtype, self.columns.bias)
         # The slots are ascending and distinct: as many tokens as slots is a plain causal forward, and one token
         # at the end sees everything.
         if self.mask_free and window is None and tokens == length:
             return None
         if self.mask_free and window is None and tokens == 1 and int(self.slots[0]) == length - 1:
             return None
-        return as_bias(visibility(self.slots, length, window), self.dtype)
+        return as_bias(visibility(self.slots, torch.arange(length, device=self.slots.device), window), self.dtype)
 
     def narrow(self, layer: int, module: nn.Module, hidden: Tensor, kwargs: dict[str, Any]) -> Tensor:
         """Probe a layer and drop the tokens that its chooser does not keep; return the hidden states that stay."""
