@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from tiny import tiny_model, tiny_tokenizer
+from tiny import tiny_model, tiny_tokenizer, wide_model
 
 from kvboost_rag import Document, KVBoostEngine, SpanKind
 from kvboost_rag.cli import main
@@ -97,7 +97,7 @@ def test_documents_behind_the_generic_texts_have_figures_of_their_own():
     assert "generic" in Policy.shipped("qwen2", generic=True).source
     assert Policy.shipped("made-up", generic=True) == Policy.shipped("made-up")
     for contexts, expected in (("generic", measured), (["A text."], Policy.shipped("llama"))):
-        with make_engine(context_documents=contexts) as engine:
+        with KVBoostEngine(wide_model(), tiny_tokenizer(), context_documents=contexts) as engine:
             assert engine.policy == expected
 
 

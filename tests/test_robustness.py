@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from test_engine import DOCUMENTS, GREEDY, MUSIC, RAIN, ZEBRA, make_engine
-from tiny import tiny_model, tiny_tokenizer
+from tiny import tiny_model, tiny_tokenizer, wide_model
 
 from kvboost_rag import Document, KVBoostEngine, Layout, SpanKind
 from kvboost_rag.generic_texts import CONTEXT_TEXTS
@@ -227,8 +227,12 @@ def test_prompts_and_arguments_of_the_wrong_kind_are_refused(engine):
 def test_a_context_is_a_list_of_texts():
     with pytest.raises(ValueError, match="put a single text into a list"):
         make_engine(context_documents="One text.")
-    given, generic = make_engine(context_documents=CONTEXT_TEXTS), make_engine(context_documents="generic")
-    assert given.context_key == generic.context_key != make_engine().context_key
+    given, generic, none, other = (
+        KVBoostEngine(wide_model(), tiny_tokenizer(), context_documents=contexts)
+        for contexts in (CONTEXT_TEXTS, "generic", (), CONTEXT_TEXTS[::-1])
+    )
+    assert given.context_key == generic.context_key
+    assert len({engine.context_key for engine in (given, none, other)}) == 3
 
 
 def test_a_template_that_drops_the_users_text_still_runs_raw_prompts(caplog):

@@ -141,6 +141,15 @@ def tiny_model(family: str, seed: int = 0, attention: str | None = None) -> PreT
 
 
 @cache
+def wide_model() -> PreTrainedModel:
+    """A random Llama whose context window holds the generic texts, each byte of which is a token here."""
+    torch.manual_seed(0)
+    config = CONFIGS["llama"]()
+    config.max_position_embeddings = 4096
+    return AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
+
+
+@cache
 def tiny_tokenizer(template: bool = True) -> PreTrainedTokenizerFast:
     """Byte-level tokenizer without merges: 256 bytes and three special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
