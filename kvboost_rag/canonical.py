@@ -44,8 +44,9 @@ class CanonicalContext:
         """Make the context of these tokens for the model with this fingerprint."""
         if len(texts) < 2:
             return cls(head, texts, chain(prefix_seed(fingerprint), np.concatenate([head, *texts])))
-        # No prompt holds texts side by side, so that no prompt's key may be this one.
-        key = prefix_seed(f"side by side, {fingerprint}")
+        # No prompt holds texts side by side, so that no prompt's key may be this one; nor may that of a chunk behind
+        # fewer texts.
+        key = prefix_seed(f"{len(texts)} side by side, {fingerprint}")
         for ids in (head, *texts):
             key = chain(key, ids)
         return cls(head, texts, key)

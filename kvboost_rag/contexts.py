@@ -24,12 +24,15 @@ def context_texts(texts: Sequence[str] | Literal["generic"]) -> tuple[str, ...]:
     Raises
     ------
     ValueError
-        For a lone text, which is a sequence of texts of one letter each.
+        For a lone text, which is a sequence of texts of one letter each, and for one that holds nothing.
     """
     if texts == "generic":
         return CONTEXT_TEXTS
     if isinstance(texts, str):
         raise ValueError("context_documents is a list of texts, or 'generic'; put a single text into a list")
+    blank = next((i for i, text in enumerate(texts) if not text.strip()), None)
+    if blank is not None:
+        raise ValueError(f"context_documents[{blank}] holds no text; leave it out, for it would count as one of them")
     return tuple(texts)
 
 

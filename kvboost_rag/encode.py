@@ -23,6 +23,8 @@ __all__ = ["Encoder"]
 
 # Rows times padded length of one ingest forward: enough rows for a CPU, little padding.
 _BATCH_TOKENS = 512
+# Slots of one ingest forward; each row has the canonical context's KV once more.
+_BATCH_SLOTS = 8192
 
 
 class Encoder:
@@ -115,7 +117,7 @@ class Encoder:
             All chunks of one document, in an order of documents that is not the given one.
         """
         ids = [np.concatenate([chunk.token_ids for chunk in chunks]) for chunks in documents]
-        for batch in _batches([len(i) for i in ids]):
+        for batch in _batches([len(i) for i in ids], self.context_kv.cache.capacity):
             for row, (keys, values, sensitivity) in enumerate(self._encode_batch([ids[i] for i in batch])):
                 entries = _sliced(documents[batch[row]], keys, values, sensitivity)
                 yield [self._kv_format.stored(entry) for entry in entries]
@@ -133,7 +135,7 @@ class Encoder:
         slots = torch.arange(context, context + width, device=runner.device)
         positions = slots - context + begin
         token_ids = torch.from_numpy(padded).to(runner.device)
-        columns = kv.columns and kv.columns.followed_by(positions)
+        columns = kv.columns and kv.columns.to(positions.device).followed_by(positions)
         runner.encode(token_ids, positions, slots, cache, context + width, columns)
         sensitivities = self._meter.measure(token_ids, [len(i) for i in ids], cache.values[:, :, :, context:])
         rotation = runner.architecture.rotation
@@ -144,11 +146,12 @@ class Encoder:
             yield keys, cache.values[:, row, :, context:end], sensitivity
 
 
-def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Group indexes so that rows times the longest length stays under the batch size."""
+def _batches(lengths: Sequence[int], context: int) -> Iterator[list[int]]:
+    """Group indexes so that rows times the longest length, alone and with the context, stays under the batch size."""
     batch: list[int] = []
     for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) + 1) * lengths[i] > _BATCH_TOKENS:
+        rows = len(batch) + 1
+        if batch and (rows * lengths[i] > _BATCH_TOKENS or rows * (context + lengths[i]) > _BATCH_SLOTS):
             yield batch
             batch = []
         batch.append(i)

@@ -267,12 +267,14 @@ FAULTS = [
         ("space_maker.py", ".sliced(0, len(ids)), (span,)", ", (span,)"),
     ),
     *_all(
-        "test_exact_limits.py -k 'rest_of_that or beside_itself' ",
+        "test_exact_limits.py -k 'rest_of_that or beside_itself or beside_others or many_short'",
         ("canonical.py", "-math.log(len(texts))", "0.0"),
+        ("canonical.py", '{len(texts)} side by side', "side by side"),
         ("canonical.py", "torch.arange(end - tokens, end)", "torch.arange(head, head + tokens)"),
         ("canonical.py", "None if is_plain else columns", "None"),
         ("canonical.py", "if len(texts) < 2:\n            return", "if True:\n            return"),
-        ("encode.py", "kv.columns and kv.columns.followed_by(positions)", "None"),
+        ("encode.py", "kv.columns and kv.columns.to(positions.device).followed_by(positions)", "None"),
+        ("encode.py", " or rows * (context + lengths[i]) > _BATCH_SLOTS", ""),
         ("encode.py", "positions = slots - context + begin", "positions = slots"),
         (
             "model/steering.py", "visibility(self.positions, self.columns.positions, window)",
@@ -358,7 +360,8 @@ FAULTS = [
         ("replicas/answers.py", "if not isinstance(d, str) and d.id in there", "if False"),
     ),
     *_all(
-        "test_front.py -k 'that_stops or no_longer or has_not_begun or second_signal or reads_nothing'",
+        "test_front.py -k 'that_stops or no_longer or has_not_begun or second_signal or reads_nothing or "
+        "all_of_it_is or just_been or has_ended'",
         ("replicas/requests.py", "elif self._requests.is_draining:", "elif False:"),
         ("replicas/requests.py", '_ALWAYS_ANSWERED = ("/health", "/metrics")', '_ALWAYS_ANSWERED = ("/metrics",)'),
         (
@@ -366,7 +369,14 @@ FAULTS = [
             "for end in ():",
         ),
         ("replicas/requests.py", "        if self._is_over:\n", "        if False:\n"),
-        ("replicas/requests.py", "                self._requests.busy -= 1", "                pass"),
+        ("replicas/requests.py", "            self.busy -= counted", "            pass"),
+        ("replicas/requests.py", "self.busy += not counted", "self.busy += 1"),
+        ("replicas/requests.py", ' and not message.get("more_body"):', ":"),
+        ("replicas/requests.py", "if not end.done():", "if True:"),
+        (
+            "server/running.py", "with anyio.CancelScope(shield=True):\n            await asyncio.wait({",
+            "if True:\n            await asyncio.wait({",
+        ),
         ("replicas/handing.py", "await requests.unless_over(anext(items, None))", "await anext(items, None)"),
         ("replicas/handing.py", "requests.unless_over(anext(items)))", "anext(items))"),
         ("replicas/handing.py", "            self._requests.stuck.inc()\n", ""),

@@ -15,7 +15,10 @@ from tiny import CORE, FAMILIES, tiny_model, tiny_tokenizer
 
 from kvboost_rag import Document, KVBoostEngine
 from kvboost_rag.answering import Asked, Clock
+from kvboost_rag.canonical import CanonicalContext
 from kvboost_rag.chunking import AdaptiveChunker
+from kvboost_rag.encode import _batches
+from kvboost_rag.keys import chain
 from kvboost_rag.plan import BEHIND_HEAD, missed
 from kvboost_rag.prompt import Layout
 from kvboost_rag.quantize import KV_DTYPES
@@ -232,6 +235,20 @@ def test_limit_4_a_text_beside_itself_is_that_text_alone(family):
         assert (a.values - b.values).abs().max() < 1e-4
         # What documents are compared with for their sensitivity is the head in both.
         assert (a.sensitivity - b.sensitivity).abs().max() < 1e-4
+
+
+def test_no_text_beside_others_is_taken_for_a_chunk_behind_them():
+    head, *texts = (np.array([i, i + 1]) for i in (3, 10, 20, 30))
+    keys = [CanonicalContext.of("model", head, texts[:n]).key for n in range(4)]
+    keys += [chain(CanonicalContext.of("model", head, texts[:n]).key, texts[n]) for n in range(3)]
+    keys += [CanonicalContext.of("model", head, texts[::-1]).key, CanonicalContext.of("other", head, texts).key]
+    assert len(set(keys)) == len(keys)
+
+
+def test_many_short_documents_share_a_forward_only_as_far_as_their_contexts_fit_into_memory():
+    assert [len(batch) for batch in _batches([8] * 100, 0)] == [64, 36]
+    assert max(len(batch) for batch in _batches([8] * 100, 1000)) == 8
+    assert [len(batch) for batch in _batches([8] * 3, 10**6)] == [1] * 3
 
 
 def test_first_tokens_behind_the_head_do_not_hide_that_the_rest_is_missing():

@@ -8,6 +8,7 @@ import signal
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import anyio
 import httpx
 import pytest
 
@@ -23,7 +24,7 @@ from kvboost_rag import Document  # noqa: E402
 from kvboost_rag.replicas import handing  # noqa: E402
 from kvboost_rag.replicas import replica as replica_module  # noqa: E402
 from kvboost_rag.replicas.handing import Task, _Followed  # noqa: E402
-from kvboost_rag.replicas.requests import FrontRequests  # noqa: E402
+from kvboost_rag.replicas.requests import CountRunning, FrontRequests  # noqa: E402
 from kvboost_rag.server import Limits  # noqa: E402
 from kvboost_rag.server.documents import keep_documents  # noqa: E402
 from kvboost_rag.server.errors import ApiError  # noqa: E402
@@ -307,6 +308,71 @@ async def test_what_has_not_begun_is_broken_off_by_its_status(folder, monkeypatc
     for _ in range(2):
         broken = await asked(client, [])
         assert (broken.status_code, broken.json()["error"]["code"]) == (503, "stopping")
+    assert requests.busy == 0
+
+
+async def test_the_end_reaches_those_who_wait_beside_others_that_have_just_been_let_go():
+    requests, started = FrontRequests(send_timeout=1.0), []
+
+    async def lets_go_slowly():
+        started.append(True)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.2)
+
+    leaving, waiting = (asyncio.ensure_future(requests.unless_over(lets_go_slowly())) for _ in range(2))
+    while len(started) < 2:
+        await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.sleep(0.05)
+    requests.is_over = True
+    requests.is_over = True
+    with pytest.raises(ApiError, match="broken off"):
+        await waiting
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    with pytest.raises(ApiError, match="broken off"):
+        await requests.unless_over(lets_go_slowly())
+    assert len(started) == 2
+
+
+async def test_what_is_asked_has_ended_when_a_stream_is_closed():
+    """An asynchronous generator that is asked can not be closed."""
+    requests, ended = FrontRequests(send_timeout=1.0), []
+
+    async def items():
+        try:
+            yield b"first"
+            await asyncio.wait_for(asyncio.sleep(60), 60)
+        finally:
+            ended.append(True)
+
+    stream = items()
+    await anext(stream)
+    with anyio.move_on_after(0.05):
+        try:
+            await requests.unless_over(anext(stream))
+        finally:
+            await stream.aclose()
+    assert ended == [True]
+
+
+async def test_a_request_counts_once_all_of_it_is_there():
+    requests, counted = FrontRequests(send_timeout=1.0), []
+    messages = [{"type": "http.request", "body": b"1", "more_body": True}, {"type": "http.request", "body": b"2"}]
+
+    async def receive():
+        return messages.pop(0) if messages else {"type": "http.request"}
+
+    async def app(scope, receive, send):
+        for _ in range(3):
+            counted.append(requests.busy)
+            await receive()
+        counted.append(requests.busy)
+
+    await CountRunning(app, requests)({"type": "http", "path": "/v1/models"}, receive, None)
+    assert counted == [0, 0, 1, 1]
     assert requests.busy == 0
 
 

@@ -227,6 +227,8 @@ def test_prompts_and_arguments_of_the_wrong_kind_are_refused(engine):
 def test_a_context_is_a_list_of_texts():
     with pytest.raises(ValueError, match="put a single text into a list"):
         make_engine(context_documents="One text.")
+    with pytest.raises(ValueError, match=r"context_documents\[1\] holds no text"):
+        make_engine(context_documents=["One text.", " \n"])
     given, generic, none, other = (
         KVBoostEngine(wide_model(), tiny_tokenizer(), context_documents=contexts)
         for contexts in (CONTEXT_TEXTS, "generic", (), CONTEXT_TEXTS[::-1])

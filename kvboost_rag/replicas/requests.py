@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, generate_latest
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvboost_rag.server.draining import broken_off, refused
-from kvboost_rag.server.running import unless
+from kvboost_rag.server.running import leave, unless
 
 __all__ = ["CountRunning", "FrontRequests"]
 
@@ -53,8 +54,9 @@ class FrontRequests:
     def is_over(self, value: bool) -> None:
         self._is_over = value
         for end in self._ends if value else ():
-            end.set_result(None)
-        self._ends.clear()
+            # One that has just been let go is cancelled already.
+            if not end.done():
+                end.set_result(None)
 
     async def unless_over(self, work: Awaitable[T]) -> T:
         """Await something for as long as the front may wait.
@@ -62,17 +64,32 @@ class FrontRequests:
         Raises
         ------
         ApiError
-            503 if it may not any longer; the work is cancelled then.
+            503 if it may not any longer; the work is cancelled then, or never begun.
         """
-        end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._is_over:
-            end.set_result(None)
-        else:
-            self._ends.add(end)
+            leave(work)
+            raise broken_off()
+        end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._ends.add(end)
         try:
             return await unless(end, work, broken_off())
         finally:
             self._ends.discard(end)
+
+    @contextmanager
+    def counting(self) -> Iterator[Callable[[], None]]:
+        """Yield what is to be called when a request is whole; it counts from then until this is over."""
+        counted = False
+
+        def whole() -> None:
+            nonlocal counted
+            self.busy += not counted
+            counted = True
+
+        try:
+            yield whole
+        finally:
+            self.busy -= counted
 
     def figures(self) -> str:
         """Write the front's own figures in Prometheus' text format."""
@@ -81,6 +98,8 @@ class FrontRequests:
 
 class CountRunning:
     """Middleware that counts the requests that are answered, and refuses new ones while the front drains.
+
+    A request counts once all of it is there: nobody waits for one whose body is slow to come.
 
     Parameters
     ----------
@@ -102,8 +121,15 @@ class CountRunning:
             error = refused()
             await JSONResponse(error.body, error.status, dict(error.headers))(scope, receive, send)
         else:
-            self._requests.busy += 1
-            try:
-                await self._app(scope, receive, send)
-            finally:
-                self._requests.busy -= 1
+            with self._requests.counting() as whole:
+                await self._app(scope, _telling(receive, whole), send)
+
+
+def _telling(receive: Receive, whole: Callable[[], None]) -> Receive:
+    async def received() -> Message:
+        message = await receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            whole()
+        return message
+
+    return received

@@ -15,7 +15,7 @@ from fastapi import Request
 from kvboost_rag.server.errors import api_error
 from kvboost_rag.server.service import Service, Tenant
 
-__all__ = ["ClientGone", "unless", "unless_gone", "working"]
+__all__ = ["ClientGone", "leave", "unless", "unless_gone", "working"]
 
 T = TypeVar("T")
 _END: Final = object()
@@ -94,7 +94,20 @@ async def unless(end: Awaitable[object], work: Awaitable[T], error: Exception) -
     finally:
         doing.cancel()
         ending.cancel()
-        await asyncio.wait({doing, ending})
+        # Whoever cancels this must still wait: what is iterated over can not be closed while it is asked.
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({doing, ending})
+        for task in (doing, ending):
+            # An error that comes when nobody waits any more is no news.
+            if not task.cancelled():
+                task.exception()
+
+
+def leave(work: Awaitable[object]) -> None:
+    """Give up work that has not begun; a coroutine that is never awaited warns otherwise."""
+    close = getattr(work, "close", None)
+    if close is not None:
+        close()
 
 
 async def _disconnected(request: Request) -> None:
