@@ -7,10 +7,13 @@ from pathlib import Path
 from kvboost_rag.calibrate import to_policy
 
 ROOT = Path(__file__).parent
-# Model family (``config.model_type``) -> where it was measured, and the results.
+# Model family (``config.model_type``) -> where it was measured, and the results; the last that have a method count.
 FAMILIES = {
     "llama": ("SmolLM2-135M on HotpotQA", ["hotpotqa_smollm2.json"]),
-    "llama, generic": ("SmolLM2-135M on HotpotQA, behind the generic texts", ["hotpotqa_smollm2_generic.json"]),
+    "llama, generic": (
+        "SmolLM2-135M on HotpotQA, behind the generic texts, at 2,048 document tokens what was measured there",
+        ["hotpotqa_smollm2_generic.json", "hotpotqa_smollm2_generic_2048.json"],
+    ),
     "qwen2": ("Qwen2.5-Coder-0.5B on HotpotQA", ["hotpotqa_qwen05.json"]),
     "qwen2, generic": (
         "Qwen2.5-Coder-0.5B on HotpotQA, behind the generic texts", ["hotpotqa_qwen05_generic.json"],
