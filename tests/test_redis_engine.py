@@ -51,10 +51,10 @@ def encoded(monkeypatch):
     calls = []
     encode = ModelRunner.encode
 
-    def counted(self, token_ids, positions, slots, cache, length):
+    def counted(self, token_ids, positions, slots, cache, length, columns=None):
         if int(slots[0]):
             calls.append(tuple(token_ids.shape))
-        return encode(self, token_ids, positions, slots, cache, length)
+        return encode(self, token_ids, positions, slots, cache, length, columns)
 
     monkeypatch.setattr(ModelRunner, "encode", counted)
     return calls
