@@ -242,6 +242,8 @@ def test_no_text_beside_others_is_taken_for_a_chunk_behind_them():
     keys = [CanonicalContext.of("model", head, texts[:n]).key for n in range(4)]
     keys += [chain(CanonicalContext.of("model", head, texts[:n]).key, texts[n]) for n in range(3)]
     keys += [CanonicalContext.of("model", head, texts[::-1]).key, CanonicalContext.of("other", head, texts).key]
+    # One behind the other, as a prompt might have them.
+    keys += [CanonicalContext.of("model", head, [np.concatenate(texts)]).key]
     assert len(set(keys)) == len(keys)
 
 
