@@ -101,7 +101,7 @@ class ContextKV:
             columns = Columns(
                 torch.cat([torch.arange(head), *(own[head:] for own in positions)]),
                 torch.cat([torch.zeros(head), torch.full((cache.capacity - head,), -math.log(len(texts)))]),
-            ).to(self.runner.device)
+            )
         object.__setattr__(self, "cache", cache)
         object.__setattr__(self, "columns", columns)
 

@@ -52,13 +52,12 @@ def text_ids(renderer: Renderer, tokens: Tokens, text: str) -> TokenIds:
     return np.concatenate([tokens.document(text.strip()), tokens.template(renderer.separator, goes_on=True)])
 
 
-def other_context_ids(renderer: Renderer, tokens: Tokens, contexts: Sequence[str]) -> TokenIds:
+def other_context_ids(head: TokenIds, renderer: Renderer, tokens: Tokens, contexts: Sequence[str]) -> TokenIds:
     """Compose the other context of the sensitivity measurement, ``[tokens]`` int64, at least one.
 
     It differs from the canonical context as much as it can: the head alone where documents are encoded behind texts,
     the head and a text where they are not. From one text to another, little changes that tells the tokens apart.
     """
-    head = head_ids(renderer, tokens)
     if contexts and len(head):
         return head
     return np.concatenate([head, text_ids(renderer, tokens, _probe(contexts))])

@@ -96,7 +96,7 @@ class SpaceMaker:
         texts = [text_ids(self.renderer, self.tokens, text) for text in self.contexts]
         context = CanonicalContext.of(fingerprint, head, texts)
         _check_room(runner, context.length)
-        meter = SensitivityMeter(runner, other_context_ids(self.renderer, self.tokens, self.contexts))
+        meter = SensitivityMeter(runner, other_context_ids(head, self.renderer, self.tokens, self.contexts))
         encoder = Encoder(runner, self.tokens, self.chunker, context, fingerprint, meter, self.kv_format)
         a = runner.architecture
         # The context's key covers the model too, so that engines with other layouts may share a folder.

@@ -97,10 +97,6 @@ async def unless(end: Awaitable[object], work: Awaitable[T], error: Exception) -
         # Whoever cancels this must still wait: what is iterated over can not be closed while it is asked.
         with anyio.CancelScope(shield=True):
             await asyncio.wait({doing, ending})
-        for task in (doing, ending):
-            # An error that comes when nobody waits any more is no news.
-            if not task.cancelled():
-                task.exception()
 
 
 def leave(work: Awaitable[object]) -> None:
