@@ -242,7 +242,7 @@ def test_a_template_that_drops_the_users_text_still_runs_raw_prompts(caplog):
     tokenizer = type(tokenizer)(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>")
     tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{% endfor %}"
     engine = KVBoostEngine(tiny_model("llama"), tokenizer)
-    assert "none is ever exact" in caplog.text
+    assert caplog.text.count("none is ever exact") == 1
     assert engine.generate("Once upon a time", **GREEDY).finish_reason
     with pytest.raises(ValueError, match="does not keep the user's text"):
         engine.generate("Why?", documents=[Document("a", "A text.")], **GREEDY)
