@@ -276,7 +276,7 @@ def stream_of(server, **fields):
 def test_a_front_that_stops_refuses_new_requests_and_lets_running_ones_end(folder, monkeypatch):
     local, _ = local_front(folder, monkeypatch)
     with served(local.front, Limits(drain=60)) as server:
-        with stream_of(server, max_tokens=100) as (events, client):
+        with stream_of(server, max_tokens=LONG) as (events, client):
             server.drain()
             assert client.get("/health").json() == {"status": "stopping"}
             refused = client.get("/v1/documents")
